@@ -1,0 +1,239 @@
+// Package cli is moldtape's command line: one file a command. Names,
+// defaults, outputs and exit codes are a contract with scripts.
+package cli
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"os"
+	"os/signal"
+	"strings"
+	"sync/atomic"
+	"syscall"
+
+	"github.com/lmittmann/tint"
+	"github.com/spf13/cobra"
+	"golang.org/x/sys/unix"
+)
+
+// Exit codes.
+const (
+	exitFault       = 1   // the work failed or found a fault
+	exitUsage       = 2   // wrong usage or configuration
+	exitInterrupted = 130 // cut short by the user
+)
+
+// exitError ends the process with a code; err may be nil when everything was
+// said already.
+type exitError struct {
+	code int
+	err  error
+}
+
+func (e *exitError) Error() string {
+	if e.err == nil {
+		return fmt.Sprintf("exit %d", e.code)
+	}
+	return e.err.Error()
+}
+
+func (e *exitError) Unwrap() error { return e.err }
+
+// usagef is a fault of the command line or of a configuration: exit 2, one
+// line that names the flag and the accepted form.
+func usagef(format string, args ...any) error {
+	return &exitError{code: exitUsage, err: fmt.Errorf(format, args...)}
+}
+
+// faultf is work that failed or found a fault: exit 1.
+func faultf(format string, args ...any) error {
+	return &exitError{code: exitFault, err: fmt.Errorf(format, args...)}
+}
+
+// errInterrupted is work that a signal cut short: exit 130.
+var errInterrupted = &exitError{code: exitInterrupted}
+
+// env is what every command shares: the streams, the logger and the flags of
+// the root command. One a process run; nothing is global.
+type env struct {
+	stdin  io.Reader
+	stdout io.Writer
+	stderr io.Writer
+
+	logLevel  string
+	logFormat string
+	archive   string
+	json      bool
+
+	log *slog.Logger // set before RunE
+}
+
+// Main runs the command line and returns the exit code.
+func Main(args []string, stdin io.Reader, stdout, stderr io.Writer) int {
+	e := &env{stdin: stdin, stdout: stdout, stderr: stderr, log: slog.New(slog.DiscardHandler)}
+	root := newRoot(e)
+	root.SetArgs(args)
+	ctx, stop := interruptible(stderr)
+	defer stop()
+	err := root.ExecuteContext(ctx)
+	if err == nil {
+		return 0
+	}
+	var x *exitError
+	if !errors.As(err, &x) {
+		x = &exitError{code: exitFault, err: err}
+	}
+	if x.err != nil {
+		fmt.Fprintln(stderr, "moldtape: "+strings.ReplaceAll(err.Error(), "\n", " "))
+	}
+	return x.code
+}
+
+// interruptible is a context that the first SIGINT or SIGTERM cancels; the
+// second ends the process at once.
+func interruptible(stderr io.Writer) (context.Context, func()) {
+	ctx, cancel := context.WithCancel(context.Background())
+	sig := make(chan os.Signal, 2)
+	signal.Notify(sig, os.Interrupt, syscall.SIGTERM)
+	done := make(chan struct{})
+	var stopped atomic.Bool
+	go func() {
+		select {
+		case <-sig:
+		case <-done:
+			return
+		}
+		cancel()
+		select {
+		case <-sig:
+			fmt.Fprintln(stderr, "moldtape: second signal: stopped at once")
+			os.Exit(exitInterrupted)
+		case <-done:
+		}
+	}()
+	return ctx, func() {
+		if stopped.CompareAndSwap(false, true) {
+			signal.Stop(sig)
+			close(done)
+			cancel()
+		}
+	}
+}
+
+func newRoot(e *env) *cobra.Command {
+	root := &cobra.Command{
+		Use:           "moldtape",
+		Short:         "Record, serve and replay sequenced multicast market data (MoldUDP64)",
+		SilenceErrors: true,
+		SilenceUsage:  true,
+		Args: func(_ *cobra.Command, args []string) error {
+			if len(args) > 0 {
+				return usagef("unknown command %q; `moldtape --help` lists them", args[0])
+			}
+			return nil
+		},
+		RunE: func(c *cobra.Command, _ []string) error { return c.Help() },
+		PersistentPreRunE: func(*cobra.Command, []string) error {
+			return e.setLogger()
+		},
+	}
+	root.SetIn(e.stdin)
+	root.SetOut(e.stdout)
+	root.SetErr(e.stderr)
+	f := root.PersistentFlags()
+	f.StringVar(&e.logLevel, "log-level", "info", "least level logged: debug, info, warn or error")
+	f.StringVar(&e.logFormat, "log-format", "text", "text or json")
+	root.SetFlagErrorFunc(func(c *cobra.Command, err error) error {
+		return usagef("%s: %v; see `%s --help`", c.Name(), err, c.CommandPath())
+	})
+	for _, add := range commands {
+		root.AddCommand(add(e))
+	}
+	return root
+}
+
+func (e *env) setLogger() error {
+	var level slog.Level
+	switch e.logLevel {
+	case "debug", "info", "warn", "error":
+		_ = level.UnmarshalText([]byte(e.logLevel))
+	default:
+		return usagef("--log-level %q: want debug, info, warn or error", e.logLevel)
+	}
+	switch {
+	case e.logFormat == "json":
+		e.log = slog.New(slog.NewJSONHandler(e.stderr, &slog.HandlerOptions{Level: level}))
+	case e.logFormat == "text" && isTerminal(e.stderr):
+		e.log = slog.New(tint.NewHandler(e.stderr, &tint.Options{Level: level}))
+	case e.logFormat == "text":
+		e.log = slog.New(slog.NewTextHandler(e.stderr, &slog.HandlerOptions{Level: level}))
+	default:
+		return usagef("--log-format %q: want text or json", e.logFormat)
+	}
+	return nil
+}
+
+// isTerminal reports whether w is a terminal: progress bars and colours go
+// nowhere else.
+func isTerminal(w any) bool {
+	f, ok := w.(*os.File)
+	if !ok {
+		return false
+	}
+	_, err := unix.IoctlGetTermios(int(f.Fd()), unix.TCGETS)
+	return err == nil
+}
+
+// printJSON writes v as one line of JSON on stdout.
+func (e *env) printJSON(v any) error {
+	enc := json.NewEncoder(e.stdout)
+	enc.SetEscapeHTML(false)
+	return enc.Encode(v)
+}
+
+// addArchive adds --archive. Its value is read by archiveDir.
+func (e *env) addArchive(c *cobra.Command) {
+	c.Flags().StringVar(&e.archive, "archive", "", "archive `DIR` (default $MOLDTAPE_ARCHIVE, else ./archive)")
+}
+
+func (e *env) archiveDir() string {
+	if e.archive != "" {
+		return e.archive
+	}
+	if d := os.Getenv("MOLDTAPE_ARCHIVE"); d != "" {
+		return d
+	}
+	return "archive"
+}
+
+// addJSON adds --json.
+func (e *env) addJSON(c *cobra.Command, what string) {
+	c.Flags().BoolVar(&e.json, "json", false, what)
+}
+
+// noArgs refuses positional arguments with exit 2.
+func noArgs(c *cobra.Command, args []string) error {
+	if len(args) > 0 {
+		return usagef("%s takes no argument, got %q; see `%s --help`", c.Name(), args[0], c.CommandPath())
+	}
+	return nil
+}
+
+// ready is the event that every command prints on stdout once it receives on
+// its sockets.
+type ready struct {
+	Event      string         `json:"event"` // "ready"
+	Channels   []readyChannel `json:"channels,omitempty"`
+	Retransmit string         `json:"retransmit,omitempty"`
+	Recovery   string         `json:"recovery,omitempty"`
+	HTTP       string         `json:"http,omitempty"`
+}
+
+type readyChannel struct {
+	Channel string   `json:"channel"`
+	Lines   []string `json:"lines"`
+}
