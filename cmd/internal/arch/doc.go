@@ -1,0 +1,2 @@
+// Package arch holds the test of who may import whom.
+package arch
