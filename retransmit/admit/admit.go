@@ -1,0 +1,305 @@
+package admit
+
+import (
+	"net/netip"
+
+	"github.com/moldtape/moldtape/moldcast"
+)
+
+// Verdict is what became of a request.
+type Verdict uint8
+
+// The verdicts. All but Admitted mean: no answer.
+const (
+	Admitted   Verdict = iota
+	BadSource          // a source that is no unicast address and port
+	NotAllowed         // outside the allow-list
+	Repeated           // answered less than Linger ago
+	ClientRate         // the client's budget is spent
+	TotalRate          // the total budget is spent
+	Verdicts           // number of verdicts
+)
+
+var verdictNames = [Verdicts]string{"admitted", "bad_source", "not_allowed", "repeated", "client_rate", "total_rate"}
+
+func (v Verdict) String() string {
+	if v < Verdicts {
+		return verdictNames[v]
+	}
+	return "verdict(?)"
+}
+
+// lingered is how many answers to one client are remembered: what a receiver
+// keeps in flight.
+const lingered = 64
+
+// answer is one that was sent, for linger.
+type answer struct {
+	at      moldcast.Instant
+	sent    moldcast.Range
+	asked   moldcast.Seq // one past the last asked for
+	host    [16]byte
+	session moldcast.Session
+	port    uint16
+}
+
+// client is one row of the table.
+type client struct {
+	key        netip.Addr
+	account    account
+	prev, next int32 // by last use; 0 is none: row 0 is the shared one
+	loopback   bool
+	ring       *[lingered]answer // made at the first answer
+	newest     uint32            // ring[(newest-1)%lingered] is the newest
+	kept       uint32            // answers in ring
+}
+
+// Admitter is the state of admission. It has one owner: its methods must not
+// run at the same time.
+type Admitter struct {
+	cfg      Config
+	client   budget
+	loopback budget
+	total    budget
+	spent    account // of total
+
+	rows           []client // 0 is shared by all that have no row
+	byKey          map[netip.Addr]int32
+	oldest, latest int32
+	stats          Stats
+}
+
+// Stats counts.
+type Stats struct {
+	Verdicts [Verdicts]uint64
+	Clients  int    // in the table now, 0..Config.Clients
+	Replaced uint64 // clients that gave their place to another
+	Shared   uint64 // requests charged to the shared budget for want of a place
+}
+
+// New makes an Admitter. The error is Config.Validate's.
+func New(cfg Config) (*Admitter, error) {
+	cfg.EnsureDefaults()
+	if err := cfg.Validate(); err != nil {
+		return nil, err
+	}
+	burst := cfg.Burst.Seconds()
+	a := &Admitter{
+		cfg:      cfg,
+		client:   budgetOf(cfg.Client, burst),
+		loopback: budgetOf(cfg.Loopback, burst),
+		total:    budgetOf(cfg.Total, burst),
+		rows:     make([]client, 1, min(cfg.Clients+1, 64)),
+		byKey:    make(map[netip.Addr]int32),
+	}
+	// The origin of instants is arbitrary: these start full long ago.
+	const past = -1 << 62
+	a.spent.open(a.total, past)
+	a.rows[0].account.open(a.client, past)
+	return a, nil
+}
+
+// Config is the configuration in force, defaults filled in.
+func (a *Admitter) Config() Config { return a.cfg }
+
+// Stats is a copy of the counters.
+func (a *Admitter) Stats() Stats {
+	s := a.stats
+	s.Clients = len(a.rows) - 1
+	return s
+}
+
+// Admit judges a request that came from an address at now. When it is
+// Admitted, the range is what may be answered of it: the request's, its count
+// clamped. Answered must then be told of the answer, if there is one.
+func (a *Admitter) Admit(now moldcast.Instant, from netip.AddrPort, r moldcast.Request) (moldcast.Range, Verdict) {
+	rng, v := a.judge(now, from, r)
+	a.stats.Verdicts[v]++
+	return rng, v
+}
+
+func (a *Admitter) judge(now moldcast.Instant, from netip.AddrPort, r moldcast.Request) (moldcast.Range, Verdict) {
+	addr := from.Addr().Unmap()
+	if from.Port() == 0 || !unicast(addr) {
+		return moldcast.Range{}, BadSource
+	}
+	if !a.allowed(addr) {
+		return moldcast.Range{}, NotAllowed
+	}
+	r.Count = min(r.Count, a.cfg.MaxCount)
+	asked := r.Range()
+	c := a.row(now, addr)
+	if c == &a.rows[0] {
+		a.stats.Shared++
+	}
+	if a.repeated(c, now, addr, from.Port(), r.Session, asked) {
+		return moldcast.Range{}, Repeated
+	}
+	b := a.budget(c)
+	c.account.fill(b, now)
+	if !c.account.can(b) {
+		return moldcast.Range{}, ClientRate
+	}
+	a.spent.fill(a.total, now)
+	if !a.spent.can(a.total) {
+		return moldcast.Range{}, TotalRate
+	}
+	c.account.requests.take(b.requests, 1)
+	a.spent.requests.take(a.total.requests, 1)
+	return asked, Admitted
+}
+
+// Answered tells that an admitted request was answered with sent, in a
+// datagram of size bytes. It may come later than other requests of the same
+// client.
+func (a *Admitter) Answered(now moldcast.Instant, from netip.AddrPort, r moldcast.Request, sent moldcast.Range, size int) {
+	addr := from.Addr().Unmap()
+	c := a.row(now, addr)
+	b := a.budget(c)
+	c.account.fill(b, now)
+	c.account.bytes.take(b.bytes, float64(size))
+	a.spent.fill(a.total, now)
+	a.spent.bytes.take(a.total.bytes, float64(size))
+	if a.cfg.Linger <= 0 {
+		return
+	}
+	r.Count = min(r.Count, a.cfg.MaxCount)
+	if c.ring == nil {
+		c.ring = new([lingered]answer)
+	}
+	c.ring[c.newest%lingered] = answer{
+		at: now, sent: sent, asked: r.Range().Next, host: addr.As16(), session: r.Session, port: from.Port(),
+	}
+	c.newest++
+	c.kept = min(c.kept+1, lingered)
+}
+
+// repeated reports whether the answer to asked would hold nothing but what
+// was sent to the same place less than Linger ago: asked lies in what was
+// sent, or it begins where an earlier request began and reaches no further.
+// The rest of an earlier request that did not fit one packet is neither.
+func (a *Admitter) repeated(c *client, now moldcast.Instant, addr netip.Addr, port uint16, s moldcast.Session, asked moldcast.Range) bool {
+	if c.kept == 0 || a.cfg.Linger <= 0 {
+		return false
+	}
+	host := addr.As16()
+	for i := uint32(1); i <= c.kept; i++ {
+		e := &c.ring[(c.newest-i)%lingered]
+		if now-e.at >= moldcast.Instant(a.cfg.Linger) {
+			return false
+		}
+		if e.port != port || e.host != host || e.session != s {
+			continue
+		}
+		within := e.sent.First <= asked.First && asked.Next <= e.sent.Next
+		same := e.sent.First == asked.First && asked.Next <= e.asked
+		if within || same {
+			return true
+		}
+	}
+	return false
+}
+
+// row is the client's, made if there is a place for it, else the shared one.
+func (a *Admitter) row(now moldcast.Instant, addr netip.Addr) *client {
+	key := addr.WithZone("")
+	if !addr.Is4() {
+		p, _ := key.Prefix(64)
+		key = p.Addr()
+	}
+	if i, ok := a.byKey[key]; ok {
+		a.touch(i)
+		return &a.rows[i]
+	}
+	var i int32
+	if len(a.rows) <= a.cfg.Clients {
+		a.rows = append(a.rows, client{})
+		i = int32(len(a.rows) - 1)
+	} else {
+		i = a.oldest
+		c := &a.rows[i]
+		b := a.budget(c)
+		c.account.fill(b, now)
+		if !c.account.full(b) || c.lingers(now, a.cfg) {
+			return &a.rows[0]
+		}
+		a.unlink(i)
+		delete(a.byKey, c.key)
+		a.stats.Replaced++
+	}
+	c := &a.rows[i]
+	c.key, c.loopback, c.kept = key, addr.IsLoopback(), 0
+	c.account.open(a.budget(c), now)
+	a.byKey[key] = i
+	a.link(i)
+	return c
+}
+
+func (c *client) lingers(now moldcast.Instant, cfg Config) bool {
+	return c.kept > 0 && now-c.ring[(c.newest-1)%lingered].at < moldcast.Instant(cfg.Linger)
+}
+
+func (a *Admitter) budget(c *client) budget {
+	if c.loopback {
+		return a.loopback
+	}
+	return a.client
+}
+
+// The list of rows by last use.
+
+func (a *Admitter) touch(i int32) {
+	if a.latest != i {
+		a.unlink(i)
+		a.link(i)
+	}
+}
+
+func (a *Admitter) link(i int32) {
+	c := &a.rows[i]
+	c.prev, c.next = a.latest, 0
+	if a.latest != 0 {
+		a.rows[a.latest].next = i
+	} else {
+		a.oldest = i
+	}
+	a.latest = i
+}
+
+func (a *Admitter) unlink(i int32) {
+	c := &a.rows[i]
+	if c.prev != 0 {
+		a.rows[c.prev].next = c.next
+	} else {
+		a.oldest = c.next
+	}
+	if c.next != 0 {
+		a.rows[c.next].prev = c.prev
+	} else {
+		a.latest = c.prev
+	}
+}
+
+func (a *Admitter) allowed(addr netip.Addr) bool {
+	addr = addr.WithZone("") // a prefix contains no address with a zone
+	for _, p := range a.cfg.Allow {
+		if p.Contains(addr) {
+			return true
+		}
+	}
+	return false
+}
+
+// unicast reports whether a datagram may be sent to addr at all. A directed
+// broadcast of a subnet looks like any host; the system refuses those to
+// sockets without SO_BROADCAST.
+func unicast(addr netip.Addr) bool {
+	if !addr.IsValid() || addr.IsUnspecified() || addr.IsMulticast() {
+		return false
+	}
+	if addr.Is4() {
+		b := addr.As4()
+		return b[0] != 0 && b[0] < 240
+	}
+	return true
+}
