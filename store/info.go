@@ -1,0 +1,127 @@
+package store
+
+import (
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/moldtape/moldtape/moldcast"
+)
+
+// Ref names one recording: the Take-th, from 1, of Session on Channel.
+type Ref struct {
+	Channel string
+	Session moldcast.Session
+	Take    int
+}
+
+// String is CHANNEL/SESSION, with @TAKE where Take is not 1.
+func (r Ref) String() string {
+	if r.Take == 1 {
+		return r.Channel + "/" + r.Session.String()
+	}
+	return fmt.Sprintf("%s/%s@%d", r.Channel, r.Session, r.Take)
+}
+
+// ValidChannel reports whether name is a channel: 1 to 64 of
+// A-Z a-z 0-9 . _ : - and neither "." nor "..".
+func ValidChannel(name string) bool {
+	if len(name) == 0 || len(name) > 64 || name == "." || name == ".." {
+		return false
+	}
+	for i := 0; i < len(name); i++ {
+		c := name[i]
+		if !(c >= 'A' && c <= 'Z' || c >= 'a' && c <= 'z' || c >= '0' && c <= '9' || strings.IndexByte("._:-", c) >= 0) {
+			return false
+		}
+	}
+	return true
+}
+
+// State says what is going on with a session.
+type State string
+
+// The states of a session.
+const (
+	Live   State = "live"  // somebody writes it now
+	Ended  State = "ended" // its End of Session is on record
+	Opened State = "open"  // neither
+)
+
+// Info describes a session: the fields of `sessions --json`, and with the
+// lists below those of `show --json`.
+type Info struct {
+	Channel    string       `json:"channel"`
+	Session    string       `json:"session"` // printed form
+	Take       int          `json:"take"`
+	State      State        `json:"state"`
+	FirstSeq   moldcast.Seq `json:"first_seq"`
+	NextSeq    moldcast.Seq `json:"next_seq"`    // no hole below; exclusive
+	DurableSeq moldcast.Seq `json:"durable_seq"` // no hole below, and synced; exclusive
+	HeadSeq    moldcast.Seq `json:"head_seq"`    // one past the highest stored
+	Messages   uint64       `json:"messages"`
+	Holes      int          `json:"holes"`
+	BytesRaw   uint64       `json:"bytes_raw"`  // framed messages
+	BytesDisk  uint64       `json:"bytes_disk"` // files of the segments
+	FirstTime  *time.Time   `json:"first_time"` // earliest time of a message; nil without messages
+	LastTime   *time.Time   `json:"last_time"`
+	Segments   int          `json:"segments"`
+}
+
+// Ref is the name of the session.
+func (i Info) Ref() Ref {
+	s, _ := moldcast.ParseSession(i.Session)
+	return Ref{Channel: i.Channel, Session: s, Take: i.Take}
+}
+
+// Detail is Info with what `show --json` adds.
+type Detail struct {
+	Info
+	Ended       bool          `json:"ended"`
+	EndSeq      *moldcast.Seq `json:"end_seq"` // one past the last message, when ended
+	Groups      []string      `json:"groups"`  // of the lines, in order
+	HoleList    []HoleInfo    `json:"hole_list"`
+	SegmentList []SegmentInfo `json:"segment_list"`
+	Rates       []Rate        `json:"rates"`
+	Lines       []LineInfo    `json:"lines"`
+}
+
+// HoleInfo is one hole; both ends inclusive.
+type HoleInfo struct {
+	FirstSeq moldcast.Seq        `json:"first_seq"`
+	LastSeq  moldcast.Seq        `json:"last_seq"`
+	Reason   moldcast.HoleReason `json:"reason"`
+	Time     *time.Time          `json:"time"` // when it was put on record; nil without a record
+}
+
+// SegmentInfo is one segment. Its coverage may have holes between FirstSeq and LastSeq.
+type SegmentInfo struct {
+	Segment   string       `json:"segment"`
+	Sealed    bool         `json:"sealed"`
+	FirstSeq  moldcast.Seq `json:"first_seq"`
+	LastSeq   moldcast.Seq `json:"last_seq"` // inclusive
+	Runs      int          `json:"runs"`
+	Blocks    int          `json:"blocks"`
+	Messages  uint64       `json:"messages"`
+	BytesRaw  uint64       `json:"bytes_raw"`
+	BytesDisk uint64       `json:"bytes_disk"`
+	FirstTime *time.Time   `json:"first_time"`
+	LastTime  *time.Time   `json:"last_time"`
+	Fault     string       `json:"fault,omitempty"` // why it cannot be read
+}
+
+// Rate is what one minute brought, from the time bounds of blocks: a block
+// that spans several minutes is spread evenly over them.
+type Rate struct {
+	Minute   time.Time `json:"minute"`
+	Messages uint64    `json:"messages"`
+	Bytes    uint64    `json:"bytes"` // framed
+}
+
+// LineInfo is what one line brought first.
+type LineInfo struct {
+	Line     string `json:"line"` // "A", "B", …; "answer" for retransmissions
+	Pieces   uint64 `json:"pieces"`
+	Messages uint64 `json:"messages"`
+	Bytes    uint64 `json:"bytes"` // framed
+}
