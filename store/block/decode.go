@@ -1,0 +1,368 @@
+package block
+
+import (
+	"crypto/sha256"
+	"encoding/binary"
+	"fmt"
+	"hash"
+	"slices"
+	"unsafe"
+
+	"github.com/klauspost/compress/zstd"
+
+	"github.com/moldtape/moldtape/moldcast"
+)
+
+// DecoderOptions are the settings of a Decoder.
+type DecoderOptions struct {
+	// Memory is the most bytes that one decoded block and the decoder's own
+	// buffers may take together; 0 is DefaultMemory.
+	Memory int
+
+	// Verify has every block's hashes (Rows, Facts) compared too, not only
+	// its checksums.
+	Verify bool
+}
+
+// Decoder turns stored blocks into decoded ones. It keeps its buffers: not
+// for use by several goroutines at once.
+type Decoder struct {
+	o    DecoderOptions
+	z    *zstd.Decoder
+	raw  []byte
+	runs []RunTimes
+	sum  hash.Hash
+	tmp  [32]byte
+}
+
+// NewDecoder is a decoder with the given settings.
+func NewDecoder(o DecoderOptions) (*Decoder, error) {
+	if o.Memory == 0 {
+		o.Memory = DefaultMemory
+	}
+	z, err := zstd.NewReader(nil,
+		zstd.WithDecoderConcurrency(1),
+		zstd.WithDecoderLowmem(true),
+		zstd.WithDecoderMaxMemory(MaxRaw),
+		zstd.WithDecodeAllCapLimit(true))
+	if err != nil {
+		return nil, fmt.Errorf("block: %w", err)
+	}
+	return &Decoder{o: o, z: z, sum: sha256.New()}, nil
+}
+
+// Close frees the decoder; it must not be used afterwards.
+func (d *Decoder) Close() { d.z.Close() }
+
+// slack lets the decompressor copy in wide steps to the very end.
+const slack = 64
+
+// maxFacts is the most that the raw bytes of a section other than the payload
+// can take: varints of 64 bits are at most 10 bytes, those of counts 5.
+func maxFacts(h *Header) int { return 32 + 26*h.Packets + 15*len(h.Runs) + 22*h.Marks }
+
+// need is about the memory that decoding h takes.
+func need(h *Header) int {
+	const piece, run = 2*4 + 8 + 2 + 4 + 8, 16 + 4
+	return h.RawLen + slack + h.Messages/stride*4 + h.Packets*piece + h.Marks*int(unsafe.Sizeof(moldcast.Mark{})) +
+		len(h.Runs)*(run+int(unsafe.Sizeof(RunTimes{}))) + maxFacts(h)
+}
+
+// fault is what the parts of Decode find wrong: where, in which section.
+type fault struct {
+	part   string
+	at     int
+	reason string
+}
+
+// Decode reads the body that belongs to h into a block, whose memory is used
+// again. Checksums, counts and framing are all checked; nothing of a body
+// that fails is kept, and into is then empty. Errors: *CorruptError,
+// *UnsupportedError, or it wraps ErrTooLarge.
+func (d *Decoder) Decode(h Header, body []byte, into *Block) error {
+	err := d.decode(&h, body, into)
+	if err != nil {
+		into.reset(h.Session)
+	}
+	return err
+}
+
+func (d *Decoder) decode(h *Header, body []byte, into *Block) error {
+	into.reset(h.Session)
+	if n := need(h); n > d.o.Memory {
+		return fmt.Errorf("%w: block %v %v needs about %d bytes of %d", ErrTooLarge, h.Session, h.Range(), n, d.o.Memory)
+	}
+	bad := func(part string, at int, reason string) error {
+		return &CorruptError{Session: h.Session, Range: h.Range(), Part: part, At: at, Reason: reason}
+	}
+	if len(body) != h.StoredLen {
+		return bad("body", len(body), fmt.Sprintf("%d bytes, the header says %d", len(body), h.StoredLen))
+	}
+	if crc(body) != h.BodyCRC {
+		return bad("body", 0, "checksum does not match")
+	}
+	d.sum.Reset()
+	var seen, before tag
+	for at := 0; at < len(body); {
+		s := body[at:]
+		if len(s) < sectionHeader {
+			return bad("body", at, "section cut short")
+		}
+		t, flags, codec := tag(binary.BigEndian.Uint16(s)), s[2], Codec(s[3])
+		raw := binary.BigEndian.Uint32(s[4:])
+		stored := binary.BigEndian.Uint32(s[8:])
+		switch {
+		case t <= before:
+			return bad("body", at, "sections are not in the order of their tags")
+		case uint64(stored) > uint64(len(s)-sectionHeader):
+			return bad(t.String(), at, "section cut short")
+		}
+		s = s[:sectionHeader+int(stored)]
+		if sectionCRC(s) != binary.BigEndian.Uint32(s[12:]) {
+			return bad(t.String(), at, "checksum does not match")
+		}
+		before = t
+		if t > tagMarks {
+			if flags&sectionRequired != 0 {
+				return &UnsupportedError{What: "section", Value: int(t)}
+			}
+			at += len(s)
+			continue
+		}
+		limit := maxFacts(h)
+		if t == tagPayload {
+			limit = h.RawLen
+		}
+		if raw == 0 || int64(raw) > int64(limit) {
+			return bad(t.String(), at, "length of the section is wrong")
+		}
+		seen |= 1 << t
+		buf := &d.raw
+		if t == tagPayload {
+			buf = &into.rows
+		}
+		if codec > Zstd {
+			return &UnsupportedError{What: "codec", Value: int(codec)}
+		}
+		if !d.unpack(buf, codec, s[sectionHeader:], int(raw)) {
+			return bad(t.String(), at, "does not decompress to its length")
+		}
+		if f := d.parse(h, t, into); f.reason != "" {
+			return bad(f.part, f.at, f.reason)
+		}
+		at += len(s)
+	}
+	return d.finish(h, seen, into, bad)
+}
+
+// unpack decompresses one section into buf, which becomes raw bytes long.
+func (d *Decoder) unpack(buf *[]byte, codec Codec, stored []byte, raw int) bool {
+	if codec == Stored {
+		*buf = append((*buf)[:0], stored...)
+		return len(stored) == raw
+	}
+	if cap(*buf) < raw+slack {
+		*buf = make([]byte, 0, raw+slack)
+	}
+	// The limit is the capacity given, so that a frame that lies about its
+	// size stops there.
+	out, err := d.z.DecodeAll(stored, (*buf)[:0:raw+slack])
+	if err != nil || len(out) != raw {
+		return false
+	}
+	if &out[0] == &(*buf)[:1][0] {
+		out = (*buf)[:raw] // with all of its capacity
+	}
+	*buf = out
+	return true
+}
+
+// parse reads the raw bytes of one section, in d.raw or in the rows, into b.
+func (d *Decoder) parse(h *Header, t tag, b *Block) fault {
+	if t == tagPayload {
+		return fault{}
+	}
+	hashFact(d.sum, &d.tmp, t, d.raw)
+	s := scanner{b: d.raw}
+	switch t {
+	case tagBoundaries:
+		readBoundaries(&s, h, b)
+	case tagTimes:
+		readTimes(&s, h, b)
+	case tagOrigins:
+		readOrigins(&s, h, b)
+	case tagMarks:
+		readMarks(&s, h, b)
+	}
+	s.end()
+	return fault{t.String(), s.bad, s.reason}
+}
+
+func readBoundaries(s *scanner, h *Header, b *Block) {
+	if s.uvarint() != uint64(len(h.Runs)) {
+		s.fail("runs differ from the header's")
+		return
+	}
+	b.ords = slices.Grow(b.ords, h.Packets+1)
+	var next moldcast.Seq
+	for _, r := range h.Runs {
+		first := next + moldcast.Seq(s.uvarint())
+		pieces := s.uvarint()
+		if first != r.First || pieces == 0 || pieces > uint64(h.Packets-len(b.ords)) {
+			s.fail("runs differ from the header's")
+			return
+		}
+		for next = first; pieces > 0; pieces-- {
+			n := s.uvarint()
+			if n == 0 || n > uint64(r.Next-next) {
+				s.fail("pieces do not fit their run")
+				return
+			}
+			b.addRange(next, int(n))
+			next += moldcast.Seq(n)
+		}
+		if next != r.Next {
+			s.fail("pieces do not fit their run")
+			return
+		}
+	}
+	if len(b.ords) != h.Packets {
+		s.fail("pieces differ in number from the header's")
+	}
+}
+
+func readTimes(s *scanner, h *Header, b *Block) {
+	var ns int64
+	exp := s.byte()
+	for _, u := range units {
+		if u.exp == exp {
+			ns = int64(u.ns)
+		}
+	}
+	if ns == 0 {
+		s.fail("unit of the times is not known")
+		return
+	}
+	const top = 1<<63 - 1
+	lo, hi := -top/ns, top/ns
+	if ns == 1 {
+		lo = -top - 1
+	}
+	b.times = slices.Grow(b.times, h.Packets)
+	var t int64
+	for range h.Packets {
+		t += s.varint()
+		if t < lo || t > hi {
+			s.fail("time beyond 64 bits")
+		}
+		if s.reason != "" {
+			return
+		}
+		b.times = append(b.times, moldcast.Stamp(t*ns))
+	}
+	n := s.uvarint()
+	if n > uint64(h.Packets) {
+		s.fail("more heard stamps than pieces")
+		return
+	}
+	next := uint64(0)
+	for range n {
+		i := s.uvarint()
+		if i >= uint64(h.Packets)-next {
+			s.fail("heard stamp of no piece")
+			return
+		}
+		i += next
+		v := int64(b.times[i])/ns + s.varint()
+		if v < lo || v > hi || v*ns == int64(b.times[i]) {
+			s.fail("heard stamp beyond 64 bits, or equal to the time")
+			return
+		}
+		b.odd = append(b.odd, uint32(i))
+		b.heard = append(b.heard, moldcast.Stamp(v*ns))
+		next = i + 1
+	}
+}
+
+func readOrigins(s *scanner, h *Header, b *Block) {
+	for i := 0; i < h.Packets; {
+		line, flags, n := s.byte(), moldcast.PieceFlags(s.byte()), s.uvarint()
+		if n == 0 || n > uint64(h.Packets-i) {
+			s.fail("origins do not fit the pieces")
+			return
+		}
+		if line != 0 || len(b.lines) > 0 {
+			b.lines = fill(b.lines, i, int(n), line)
+		}
+		if flags != 0 || len(b.flags) > 0 {
+			b.flags = fill(b.flags, i, int(n), flags)
+		}
+		i += int(n)
+	}
+	if len(b.lines) == 0 && len(b.flags) == 0 {
+		s.fail("origins of nothing but line 0")
+	}
+}
+
+// fill makes b at+n long: zeros, then n times v.
+func fill[T ~uint8](b []T, at, n int, v T) []T {
+	b = extend(slices.Grow(b, at+n-len(b)), at)
+	for range n {
+		b = append(b, v)
+	}
+	return b
+}
+
+func readMarks(s *scanner, h *Header, b *Block) {
+	var next moldcast.Seq
+	var at moldcast.Stamp
+	for range h.Marks {
+		kind, line := moldcast.Kind(s.byte()), s.byte()
+		next += moldcast.Seq(s.varint())
+		at += moldcast.Stamp(s.varint())
+		if s.reason == "" && (kind != moldcast.Heartbeat && kind != moldcast.End || next == 0) {
+			s.fail("no heartbeat and no end")
+		}
+		if s.reason != "" {
+			return
+		}
+		b.marks = append(b.marks, moldcast.Mark{Kind: kind, Next: next, Stamp: at, Line: line})
+	}
+}
+
+// finish checks what the sections say together, against the header.
+func (d *Decoder) finish(h *Header, seen tag, b *Block, bad func(string, int, string) error) error {
+	var want tag
+	if h.Packets > 0 {
+		want = 1<<tagPayload | 1<<tagBoundaries | 1<<tagTimes
+	}
+	if h.Marks > 0 {
+		want |= 1 << tagMarks
+	}
+	if got := seen &^ (1 << tagOrigins); got != want || h.Packets == 0 && seen&(1<<tagOrigins) != 0 {
+		return bad("body", 0, "sections missing, or there without cause")
+	}
+	if reason, at := b.index(); reason != "" {
+		return bad(tagPayload.String(), at, reason)
+	}
+	d.runs = b.runTimes(d.runs[:0])
+	if !slices.Equal(d.runs, h.Times) {
+		return bad(tagTimes.String(), 0, "times differ from the header's bounds")
+	}
+	var m Header
+	m.setMarks(b.marks)
+	if m.MarkMin != h.MarkMin || m.MarkMax != h.MarkMax || m.Ended != h.Ended || m.End != h.End {
+		return bad(tagMarks.String(), 0, "marks differ from the header's bounds")
+	}
+	if !d.o.Verify {
+		return nil
+	}
+	d.sum.Sum(d.tmp[:0])
+	if d.tmp != h.Facts {
+		return bad("body", 0, "hash of the facts does not match")
+	}
+	if rowsHash(d.sum, &d.tmp, b) != h.Rows {
+		return bad(tagPayload.String(), 0, "hash of the rows does not match")
+	}
+	return nil
+}
