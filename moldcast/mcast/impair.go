@@ -150,5 +150,8 @@ func (m *Impairment) Flush(emit func([]byte)) {
 	m.held = m.held[:0]
 }
 
+// Waiting is how many packets are held back.
+func (m *Impairment) Waiting() int { return len(m.held) }
+
 // Counters is a snapshot.
 func (m *Impairment) Counters() ImpairCounters { return m.count }
