@@ -81,6 +81,7 @@ func (e *HoleError) Error() string {
 type Held struct {
 	First, Next, Head Seq // Next: no hole below; Head: one past the highest. All 0 for a new session
 	Holes             []Hole
+	HeadTime          Stamp // time of the highest message heard live, 0 if none: the next gap's Before
 	Ended             bool
 	End               Seq // one past the last message, when Ended
 }
