@@ -1,0 +1,444 @@
+package arbiter
+
+import (
+	"hash/maphash"
+
+	"github.com/moldtape/moldtape/moldcast"
+	"github.com/moldtape/moldtape/moldcast/gap"
+)
+
+// Arbiter arbitrates between the lines and the answers of one channel. It is
+// a pure state machine owned by one goroutine: no method may run at the same
+// time as another.
+type Arbiter struct {
+	cfg      Config
+	out      Output
+	named    map[moldcast.Session]bool // Config.Sessions; nil: all
+	sessions map[moldcast.Session]*Session
+	order    []*Session // the same, as taken up
+	last     *Session   // of the last packet
+	turn     int        // in order: whose request is next
+	taken    bool       // a session was ever taken up
+	seed     maphash.Seed
+
+	held    []held             // packets that wait for a second one
+	names   []moldcast.Instant // when new names were taken up, the newest Limits.NewSessions
+	failing map[moldcast.Session]*failing
+
+	pool         pool
+	waitBytes    int    // of all sessions
+	waitMessages uint64 // of all sessions
+
+	c Counters // without those that the gap machines of open sessions keep
+
+	now   moldcast.Instant // of the newest datagram
+	stamp moldcast.Stamp   // of the same
+}
+
+// New makes the arbiter of a channel. It fills cfg's defaults; errors wrap
+// ErrConfig.
+func New(cfg Config, out Output) (*Arbiter, error) {
+	cfg.EnsureDefaults()
+	if err := cfg.Validate(); err != nil {
+		return nil, err
+	}
+	a := &Arbiter{
+		cfg: cfg, out: out,
+		sessions: make(map[moldcast.Session]*Session),
+		failing:  make(map[moldcast.Session]*failing),
+		seed:     maphash.MakeSeed(),
+	}
+	for _, s := range cfg.Sessions {
+		if a.named == nil {
+			a.named = make(map[moldcast.Session]bool)
+		}
+		a.named[s] = true
+	}
+	return a, nil
+}
+
+// Config is the effective configuration.
+func (a *Arbiter) Config() Config { return a.cfg }
+
+// Counters are those of the channel so far.
+func (a *Arbiter) Counters() Counters {
+	c := a.c
+	for _, s := range a.order {
+		c.addGaps(s.m.Stats())
+	}
+	return c
+}
+
+// Sessions are the open ones, in the order in which they were taken up. The
+// slice is the Arbiter's: read it, and not after the next call.
+func (a *Arbiter) Sessions() []*Session { return a.order }
+
+// Waiting is what came before its predecessor and waits in memory: messages,
+// and bytes as ReorderBytes counts them.
+func (a *Arbiter) Waiting() (messages uint64, bytes int) { return a.waitMessages, a.waitBytes }
+
+// HeldPackets is how many datagrams are held for a second one.
+func (a *Arbiter) HeldPackets() int { return len(a.held) }
+
+// Offer takes a datagram that came on a line (0..Lines-1) at stamp. d is not
+// kept. now must not go back from call to call.
+func (a *Arbiter) Offer(now moldcast.Instant, stamp moldcast.Stamp, line int, d []byte) {
+	p, err := moldcast.Parse(d)
+	if err != nil {
+		a.c.Malformed++
+		return
+	}
+	a.now, a.stamp = now, stamp
+	s := a.last
+	if s == nil || s.name != p.Session {
+		if s = a.sessions[p.Session]; s == nil {
+			a.unknown(now, stamp, line, p, d)
+			return
+		}
+		a.last = s
+	}
+	a.offer(now, stamp, line, s, p, d)
+}
+
+// OfferAnswer takes a datagram that came from a request server
+// (0..Servers-1). The caller vouches for the address. Only messages that were
+// asked for are used: an answer can fill what is missing, and nothing else.
+func (a *Arbiter) OfferAnswer(now moldcast.Instant, stamp moldcast.Stamp, server int, d []byte) {
+	p, err := moldcast.Parse(d)
+	if err != nil {
+		a.c.Malformed++
+		return
+	}
+	a.now, a.stamp = now, stamp
+	s := a.sessions[p.Session]
+	if s == nil || !s.asks {
+		a.c.WrongSession++
+		return
+	}
+	r := p.Range()
+	if p.Kind == moldcast.Data && !s.answers(r) {
+		a.c.Implausible++
+		return
+	}
+	a.c.Packets++
+	s.heard = now
+	if p.Kind != moldcast.Data {
+		return // servers have no say in what exists
+	}
+	s.m.Answered(now, server, r)
+	msgs := p.Msgs
+	for !r.Empty() {
+		sub, v := s.m.Classify(r)
+		use := false
+		switch v {
+		case gap.Duplicate:
+		case gap.Fill, gap.Stale:
+			sub, use = s.asked.Cut(sub)
+		}
+		part := msgs
+		if n := int(sub.Len()); n < msgs.Len() {
+			part, msgs = msgs.Split(n)
+		}
+		switch {
+		case v == gap.Duplicate:
+			a.duplicate(s, moldcast.AnswerLine, sub.First, part)
+		case use:
+			g := &s.missing.gaps[s.missing.find(sub.First)]
+			a.take(now, moldcast.AnswerLine, s, sub, v, moldcast.Piece{
+				First: sub.First, Msgs: part, Time: g.at(sub.First, stamp), Heard: stamp,
+				Line: moldcast.AnswerLine, Flags: moldcast.Repaired,
+			})
+		default:
+			a.c.Unasked += uint64(part.Len())
+		}
+		r.First = sub.Next
+	}
+	a.checkEnd(s)
+}
+
+// answers reports whether any of r was asked for, or is held.
+func (s *Session) answers(r moldcast.Range) bool {
+	for !r.Empty() {
+		sub, v := s.m.Classify(r)
+		switch v {
+		case gap.Duplicate:
+			return true
+		case gap.Fill, gap.Stale:
+			part, held := s.asked.Cut(sub)
+			if held || part.Len() < sub.Len() {
+				return true
+			}
+		}
+		r.First = sub.Next
+	}
+	return false
+}
+
+// holds reports whether the message at seq is held, in the store or waiting.
+func (s *Session) holds(seq moldcast.Seq) bool {
+	_, v := s.m.Classify(moldcast.Range{First: seq, Next: seq + 1})
+	return v == gap.Duplicate
+}
+
+// process takes a packet of a line that is believed.
+func (a *Arbiter) process(now moldcast.Instant, stamp moldcast.Stamp, line int, s *Session, p moldcast.Packet) {
+	a.c.Packets++
+	s.heard = now
+	r := p.Range()
+	s.m.Passed(now, line, r)
+	switch p.Kind {
+	case moldcast.Data:
+		if s.hasEnd && r.Next > s.end {
+			s.hasEnd, s.ended = false, false
+		}
+		a.data(now, stamp, line, s, r, p.Msgs)
+	case moldcast.Heartbeat:
+		a.reveal(now, line, s, p.First)
+		a.out.Mark(s, moldcast.Mark{Kind: p.Kind, Next: p.First, Stamp: stamp, Line: uint8(line)})
+	case moldcast.End:
+		// One below what was heard contradicts it: not an end, no more than a
+		// heartbeat there would be an error.
+		if p.First >= s.m.Head() {
+			a.reveal(now, line, s, p.First)
+			if s.hasEnd && p.First > s.end {
+				s.ended = false
+			}
+			s.hasEnd, s.end = true, p.First
+			a.out.Mark(s, moldcast.Mark{Kind: p.Kind, Next: p.First, Stamp: stamp, Line: uint8(line)})
+		}
+	}
+	if s.hasEnd {
+		a.checkEnd(s)
+	}
+}
+
+// data takes the messages of a line, at r.
+func (a *Arbiter) data(now moldcast.Instant, stamp moldcast.Stamp, line int, s *Session, r moldcast.Range, msgs moldcast.Messages) {
+	if first := s.m.First(); r.First < first {
+		s.m.Extend(r.First)
+		s.missing.extend(r.First, first)
+	}
+	for !r.Empty() {
+		sub, v := s.m.Classify(r)
+		part := msgs
+		if sub.Next != r.Next {
+			part, msgs = msgs.Split(int(sub.Len()))
+		}
+		if v == gap.Duplicate {
+			a.duplicate(s, line, sub.First, part)
+		} else {
+			a.take(now, line, s, sub, v, moldcast.Piece{First: sub.First, Msgs: part, Time: stamp, Heard: stamp, Line: uint8(line)})
+		}
+		r.First = sub.Next
+	}
+}
+
+// take stores a piece that is not held, or lets it wait for its predecessor.
+// line is AnswerLine for answers.
+func (a *Arbiter) take(now moldcast.Instant, line int, s *Session, r moldcast.Range, v gap.Verdict, p moldcast.Piece) {
+	head := s.m.Head()
+	quiet := len(s.wait.bySeq) == 0
+	direct := v == gap.InOrder && quiet || s.predecessorStored(r.First)
+	if direct {
+		// What extends something held needs no room in the gap table: Accept
+		// cannot refuse it.
+		if !a.out.Append(s, p) {
+			a.drop(now, line, s, r)
+			return
+		}
+	} else if !a.room(now, len(p.Msgs.Framed())+WaitOverhead) {
+		a.drop(now, line, s, r)
+		return
+	}
+	var recovered uint64
+	if !quiet {
+		recovered = s.m.Stats().MessagesRecovered
+	}
+	if !s.m.Accept(now, line, r) {
+		a.drop(now, line, s, r)
+		return
+	}
+	if v == gap.Stale {
+		a.c.Stale += r.Len()
+	}
+	live := p.Flags&moldcast.Repaired == 0
+	if r.First < head {
+		s.missing.fill(r, live, p.Time)
+		if s.asked.Len() > 0 {
+			s.asked.Remove(r)
+		}
+	} else {
+		if r.First > head {
+			s.missing.open(moldcast.Range{First: head, Next: r.First}, point{r.First, p.Time})
+		}
+		s.missing.heard(r, p.Time)
+	}
+	a.remember(s, r.First, p.Msgs)
+	if direct {
+		a.stored(p)
+		if !quiet {
+			a.follow(now, s, r.Next, v == gap.Fill && s.m.Stats().MessagesRecovered == recovered)
+		}
+		return
+	}
+	e := a.pool.get(p.Msgs.Framed())
+	e.Piece = p
+	e.Msgs = moldcast.MessagesOf(e.buf, p.Msgs.Len())
+	e.until = now + moldcast.Instant(max(0, a.cfg.ReorderWait))
+	s.wait.add(e)
+	a.waitBytes += e.size()
+	a.waitMessages += r.Len()
+}
+
+// drop leaves r missing, and known to be: it will be asked for.
+func (a *Arbiter) drop(now moldcast.Instant, line int, s *Session, r moldcast.Range) {
+	a.c.QueueDropped += r.Len()
+	if line != moldcast.AnswerLine {
+		a.reveal(now, line, s, r.Next)
+	}
+}
+
+func (a *Arbiter) reveal(now moldcast.Instant, line int, s *Session, next moldcast.Seq) {
+	head := s.m.Head()
+	if next <= head {
+		return
+	}
+	s.m.Reveal(now, line, next)
+	if to := s.m.Head(); to > head {
+		s.missing.open(moldcast.Range{First: head, Next: to}, point{})
+	}
+}
+
+// stored counts what the store took.
+func (a *Arbiter) stored(p moldcast.Piece) {
+	n := p.Msgs.Len()
+	a.c.Messages += uint64(n)
+	a.c.Bytes += uint64(len(p.Msgs.Framed()) - n*moldcast.LengthSize)
+}
+
+// remember keeps the hashes of messages that are held from now on.
+func (a *Arbiter) remember(s *Session, seq moldcast.Seq, msgs moldcast.Messages) {
+	for ; msgs.Len() > 0; seq++ {
+		s.known.put(seq, maphash.Bytes(a.seed, msgs.Next()))
+	}
+}
+
+// duplicate takes messages that are held already: they are dropped, and
+// compared with what is remembered.
+func (a *Arbiter) duplicate(s *Session, line int, seq moldcast.Seq, msgs moldcast.Messages) {
+	for ; msgs.Len() > 0; seq++ {
+		if !s.known.differs(seq, maphash.Bytes(a.seed, msgs.Next())) {
+			a.c.Duplicates++
+			continue
+		}
+		a.c.Conflicts++
+		if !s.conflict {
+			s.conflict = true
+			a.out.Conflict(s, seq, line)
+		}
+	}
+}
+
+// checkEnd accepts the end of s once everything up to it is stored or given
+// up.
+func (a *Arbiter) checkEnd(s *Session) {
+	if !s.hasEnd || s.ended || len(s.wait.bySeq) > 0 {
+		return
+	}
+	if s.m.Next() < s.end && s.m.Open() > 0 {
+		return
+	}
+	s.ended = true
+	a.out.Ended(s)
+}
+
+// Poll does what is due at now: it makes islands of what has waited long
+// enough, gives up held packets and spent gaps, accepts ends, and forgets
+// ended sessions. It returns one request that is to be sent, if any; call it
+// until it returns false.
+func (a *Arbiter) Poll(now moldcast.Instant) (moldcast.Session, gap.Request, bool) {
+	a.expireHeld(now)
+	for _, s := range a.order {
+		a.expire(now, s)
+	}
+	for range a.order {
+		s := a.order[a.turn%len(a.order)]
+		a.turn = (a.turn + 1) % len(a.order)
+		if q, ok := s.m.Poll(now); ok {
+			s.asks = true
+			s.ask(q.Range)
+			return s.name, q, true
+		}
+	}
+	for _, s := range a.order {
+		for r, ok := s.m.Lost(); ok; r, ok = s.m.Lost() {
+			a.hole(now, s, r)
+		}
+		a.checkEnd(s)
+	}
+	a.forget(now)
+	return moldcast.Session{}, gap.Request{}, false
+}
+
+// ask takes note of what is missing of r: a request may reach over what is
+// held.
+func (s *Session) ask(r moldcast.Range) {
+	gaps := s.missing.gaps
+	for i := s.missing.find(r.First); i < len(gaps) && gaps[i].First < r.Next; i++ {
+		s.asked.Add(gaps[i].Intersect(r))
+	}
+}
+
+// hole reports r, whose budget is spent.
+func (a *Arbiter) hole(now moldcast.Instant, s *Session, r moldcast.Range) {
+	h := moldcast.Hole{Range: r, Reason: moldcast.Unrecoverable, Time: a.stamp + moldcast.Stamp(now-a.now)}
+	if i := s.missing.find(r.First); i < len(s.missing.gaps) {
+		h.Before, h.After = s.missing.gaps[i].lo.time, s.missing.gaps[i].hi.time
+	}
+	a.out.Hole(s, h)
+}
+
+// Deadline is when Poll next has something to do; gap.Never if only another
+// datagram can bring that.
+func (a *Arbiter) Deadline() moldcast.Instant {
+	at := moldcast.Instant(gap.Never)
+	for i := range a.held {
+		at = min(at, a.held[i].until)
+	}
+	for _, s := range a.order {
+		at = min(at, s.m.Deadline())
+		if e := s.wait.oldest; e != nil {
+			at = min(at, max(e.until, s.wait.retry))
+		} else if s.ended {
+			at = min(at, s.heard+moldcast.Instant(a.cfg.Limits.Grace))
+		}
+	}
+	return at
+}
+
+// Done reports that at least one session was seen, and that each that was has
+// ended, with everything up to its end stored or given up.
+func (a *Arbiter) Done() bool {
+	if !a.taken || len(a.failing) > 0 {
+		return false
+	}
+	for _, s := range a.order {
+		if !s.ended {
+			return false
+		}
+	}
+	return true
+}
+
+// Flush stores everything that waits, as islands, and gives up held packets:
+// before a stop. False: the store refused some of it; call again.
+func (a *Arbiter) Flush(now moldcast.Instant) bool {
+	a.giveUp(func(*held) bool { return true })
+	ok := true
+	for _, s := range a.order {
+		a.store(now, s, 0, len(s.wait.bySeq))
+		ok = ok && len(s.wait.bySeq) == 0
+		a.checkEnd(s)
+	}
+	return ok
+}

@@ -1,0 +1,175 @@
+package arbiter
+
+import (
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/moldtape/moldtape/moldcast"
+	"github.com/moldtape/moldtape/moldcast/gap"
+)
+
+// ErrConfig is wrapped by every error of Config.Validate.
+var ErrConfig = errors.New("arbiter configuration")
+
+// Start says where a session begins that the archive does not hold yet.
+type Start uint8
+
+// Where a new session begins.
+const (
+	// StartAuto is Beginning where there is a server to ask, else Live.
+	StartAuto Start = iota
+	// Beginning makes everything from sequence 1 to the first message heard an
+	// ordinary gap.
+	Beginning
+	// Live begins at the lowest sequence heard; see Limits.StartWindow.
+	Live
+)
+
+// OnLoss says what becomes of a gap whose budget is spent.
+type OnLoss uint8
+
+// What becomes of a gap whose budget is spent.
+const (
+	Record OnLoss = iota // it is recorded as a hole; asking goes on in the background
+	Stall                // a gap is never given up
+)
+
+// Config of an Arbiter. The zero value of a field is its default.
+type Config struct {
+	Channel  string             // named in errors
+	Lines    int                // 1..254; default 1
+	Servers  int                // servers that can be asked; 0: never asks
+	Sessions []moldcast.Session // those recorded; empty: all
+	Start    Start
+	OnLoss   OnLoss
+
+	// ReorderWait is how long a message that came before its predecessor
+	// stays in memory before it is stored as an island. Default 2ms; negative:
+	// not at all.
+	ReorderWait time.Duration
+	// ReorderBytes bounds what waits, over all sessions of the channel, with
+	// WaitOverhead added for each piece. Default 64 MiB, at least MinReorderBytes.
+	ReorderBytes int
+
+	// Gap configures the gap machine of each session. Lines, Servers, GiveUp
+	// and (for Stall) Budget are set by EnsureDefaults. Default of MaxGaps:
+	// 262144, since gaps that nobody can fill stay in the table.
+	Gap gap.Config
+
+	Limits Limits
+}
+
+// MinReorderBytes is the least that ReorderBytes may be: room for the largest
+// datagram.
+const MinReorderBytes = 128 << 10
+
+// WaitOverhead is what a waiting piece counts for beyond its bytes.
+const WaitOverhead = 128
+
+// Limits bound what one channel may cost. The zero value of a field is its
+// default, which is what protocol.md of the design says.
+type Limits struct {
+	// Jump is how far beyond the head of its session, in messages, a packet
+	// may lie and be believed by itself. Default 100000.
+	Jump uint64
+	// JumpWait is how long a packet farther away is held for a second one that
+	// fits it: one between it and Jump messages beyond. Default 2s.
+	JumpWait time.Duration
+	// HeldPackets bounds how many packets are held, for a second one that fits
+	// a jump or that takes up a new session, in the whole channel. Default 64.
+	HeldPackets int
+	// NewSessions is how many names may be taken up per SessionsWindow, those
+	// of Config.Sessions aside. Default 64 per hour.
+	NewSessions    int
+	SessionsWindow time.Duration
+	// Sessions bounds how many sessions are open at once. Default 256.
+	Sessions int
+	// Compared is how many of the newest messages of a session are remembered
+	// by a 64-bit hash, so that a repetition with other bytes is told from a
+	// duplicate. Rounded up to a multiple of 4096. Default 1 Mi (8 MiB).
+	Compared int
+	// StartWindow is how long after a Live start a lower packet may lie more
+	// than Jump below the first sequence. Nearer ones are taken at any time.
+	// Default 100ms.
+	StartWindow time.Duration
+	// Grace is how long an ended session that is silent stays open, its
+	// remaining holes asked for. Default 1m.
+	Grace time.Duration
+	// OpenRetry is the first back-off after a failed Output.Open; it doubles
+	// up to OpenRetryMax. Defaults 100ms and 10s.
+	OpenRetry, OpenRetryMax time.Duration
+	// StoreRetry is how soon pieces that the store refused, and that waited,
+	// are offered to it again. Default 1ms.
+	StoreRetry time.Duration
+}
+
+// EnsureDefaults fills the fields that are zero.
+func (c *Config) EnsureDefaults() {
+	set(&c.Lines, 1)
+	if c.Start == StartAuto {
+		c.Start = Live
+		if c.Servers > 0 {
+			c.Start = Beginning
+		}
+	}
+	set(&c.ReorderWait, 2*time.Millisecond)
+	set(&c.ReorderBytes, 64<<20)
+	c.Gap.Lines = c.Lines
+	c.Gap.Servers = c.Servers
+	c.Gap.GiveUp = false
+	set(&c.Gap.MaxGaps, 1<<18)
+	if c.OnLoss == Stall {
+		c.Gap.Budget = gap.Forever
+	}
+	c.Gap.EnsureDefaults()
+	l := &c.Limits
+	set(&l.Jump, 100_000)
+	set(&l.JumpWait, 2*time.Second)
+	set(&l.HeldPackets, 64)
+	set(&l.NewSessions, 64)
+	set(&l.SessionsWindow, time.Hour)
+	set(&l.Sessions, 256)
+	set(&l.Compared, 1<<20)
+	set(&l.StartWindow, 100*time.Millisecond)
+	set(&l.Grace, time.Minute)
+	set(&l.OpenRetry, 100*time.Millisecond)
+	set(&l.OpenRetryMax, 10*time.Second)
+	set(&l.StoreRetry, time.Millisecond)
+}
+
+func set[T comparable](p *T, def T) {
+	var zero T
+	if *p == zero {
+		*p = def
+	}
+}
+
+// Validate checks c after EnsureDefaults. Errors wrap ErrConfig.
+func (c *Config) Validate() error {
+	bad := func(format string, args ...any) error {
+		return fmt.Errorf("%w: channel %s: %s", ErrConfig, c.Channel, fmt.Sprintf(format, args...))
+	}
+	switch l := c.Limits; {
+	case c.Lines < 1 || c.Lines > 254:
+		return bad("%d lines; want 1 to 254", c.Lines)
+	case c.Servers < 0:
+		return bad("%d servers", c.Servers)
+	case c.Start > Live:
+		return bad("start %d", c.Start)
+	case c.OnLoss > Stall:
+		return bad("on-loss %d", c.OnLoss)
+	case c.ReorderBytes < MinReorderBytes:
+		return bad("reorder-bytes %d; want at least %d", c.ReorderBytes, MinReorderBytes)
+	case l.JumpWait < 0 || l.SessionsWindow < 0 || l.StartWindow < 0 || l.Grace < 0 || l.StoreRetry < 0:
+		return bad("negative time limit")
+	case l.OpenRetry < 0 || l.OpenRetryMax < l.OpenRetry:
+		return bad("open retry %v to %v", l.OpenRetry, l.OpenRetryMax)
+	case l.HeldPackets < 2 || l.NewSessions < 1 || l.Sessions < 1 || l.Compared < 1:
+		return bad("limits %+v; want at least 2 held packets and 1 of each other", l)
+	}
+	if err := c.Gap.Validate(); err != nil {
+		return fmt.Errorf("%w: channel %s: %w", ErrConfig, c.Channel, err)
+	}
+	return nil
+}

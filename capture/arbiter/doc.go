@@ -1,0 +1,52 @@
+// Package arbiter decides, for one channel, what becomes of every datagram:
+// it merges the lines and the answers to requests into one archive of each
+// session. It is pure: it takes the time as an argument, owns no socket,
+// goroutine, lock or clock, and gives its decisions to an Output. The gap
+// machine of package gap knows what is missing and when to ask; the arbiter
+// adds the bodies, the times, and the judgement of what to believe.
+//
+// # A datagram
+//
+// It is malformed, or of a session that is not recorded, or held until a
+// second one confirms it, or believed:
+//
+//   - A session is taken up at the second packet of its name that lies within
+//     Limits.Jump of one before; the first is held. At most Limits.NewSessions
+//     new names per Limits.SessionsWindow. Config.Sessions names those
+//     recorded; such names are not limited.
+//   - A packet more than Limits.Jump beyond the head of its session, whether
+//     data, heartbeat or end, is held until one comes, within Limits.JumpWait,
+//     that lies between it and Limits.Jump beyond.
+//   - Messages below the first sequence of the session move that down. More
+//     than Limits.Jump below, only in the first Limits.StartWindow of a
+//     session that began live, and confirmed likewise.
+//   - Answers are taken for sessions that were asked for. They fill what was
+//     asked for and is missing; they reveal nothing.
+//
+// At most Limits.HeldPackets are held; the oldest makes room.
+//
+// # A message
+//
+// It is arbitrated by itself, however lines and servers pack it. Held already:
+// a duplicate, or, where its hash is remembered and differs, a conflict;
+// dropped either way. Otherwise it is stored at once if its predecessor is
+// stored, and else waits for that, ReorderWait at most and within ReorderBytes
+// for the channel. Then it is stored where it belongs, as an island; its gap
+// stays missing and is asked for. What the store refuses stays missing, or
+// goes on waiting. So memory is bounded, and nothing that was stored is asked
+// for.
+//
+// The time of a message heard on a line is its stamp. That of a repaired one
+// is interpolated by sequence between the nearest messages heard on lines, on
+// both sides of its gap; with one such neighbour it is that one's.
+//
+// # Invariants
+//
+//   - Each message of a session is given to the store at most once with
+//     success, and from then on held.
+//   - The sequences from First to Head of a session are those stored, those
+//     that wait, and those on the gap ledger: each in exactly one.
+//   - Datagrams and messages are conserved: see Counters.
+//   - Nothing is allocated for a message in order, or repeated, beyond 32 KiB
+//     for each 4096 messages until Limits.Compared are remembered.
+package arbiter

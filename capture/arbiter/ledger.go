@@ -1,0 +1,154 @@
+package arbiter
+
+import (
+	"math/bits"
+	"sort"
+
+	"github.com/moldtape/moldtape/moldcast"
+)
+
+// point is a message that was heard live, and when. seq 0: none.
+type point struct {
+	seq  moldcast.Seq
+	time moldcast.Stamp
+}
+
+// missing is a range that lies between First and Head of a session and is not
+// held, with the nearest messages on both sides that were heard live.
+type missing struct {
+	moldcast.Range
+	lo, hi point
+}
+
+// at is the time of a repaired message seq of g: interpolated by sequence
+// between the neighbours; with one neighbour only its time, with none heard.
+func (g *missing) at(seq moldcast.Seq, heard moldcast.Stamp) moldcast.Stamp {
+	switch {
+	case g.lo.seq == 0 && g.hi.seq == 0:
+		return heard
+	case g.lo.seq == 0:
+		return g.hi.time
+	case g.hi.seq == 0:
+		return g.lo.time
+	}
+	// The clock may have been set back between the two.
+	from, to, sign := g.lo.time, g.hi.time, moldcast.Stamp(1)
+	if to < from {
+		from, to, sign = to, from, -1
+	}
+	hi, lo := bits.Mul64(uint64(to)-uint64(from), uint64(seq-g.lo.seq))
+	d, _ := bits.Div64(hi, lo, uint64(g.hi.seq-g.lo.seq)) // seq < g.hi.seq: the quotient fits
+	return g.lo.time + sign*moldcast.Stamp(d)
+}
+
+// ledger is everything that is missing of a session: maximal ranges, sorted.
+// It mirrors the gap machine, which knows when to ask, with what the machine
+// does not know: the times around each range.
+type ledger struct {
+	gaps   []missing
+	top    point // the highest message heard live
+	bottom point // the lowest
+}
+
+// find is the position of the range that holds seq, or of the first above it.
+func (l *ledger) find(seq moldcast.Seq) int {
+	return sort.Search(len(l.gaps), func(i int) bool { return seq < l.gaps[i].Next })
+}
+
+// open adds r, which begins at the head. hi is the live message that showed
+// it, if that was one.
+func (l *ledger) open(r moldcast.Range, hi point) {
+	if n := len(l.gaps); n > 0 && l.gaps[n-1].Next == r.First {
+		l.gaps[n-1].Next = r.Next
+		l.gaps[n-1].hi = hi
+		return
+	}
+	l.gaps = append(l.gaps, missing{Range: r, lo: l.top, hi: hi})
+}
+
+// extend adds [first, old), where old was the lowest sequence wanted.
+func (l *ledger) extend(first, old moldcast.Seq) {
+	if len(l.gaps) > 0 && l.gaps[0].First == old {
+		l.gaps[0].First = first
+		return
+	}
+	l.insert(0, missing{Range: moldcast.Range{First: first, Next: old}, hi: l.bottom})
+}
+
+// hold adds a range as an archive tells it; in order of sequence.
+func (l *ledger) hold(h moldcast.Hole) {
+	g := missing{Range: h.Range}
+	if h.Before != 0 {
+		g.lo = point{h.Range.First - 1, h.Before}
+	}
+	if h.After != 0 {
+		g.hi = point{h.Range.Next, h.After}
+	}
+	l.gaps = append(l.gaps, g)
+}
+
+// heard takes note of a live r at or beyond everything so far.
+func (l *ledger) heard(r moldcast.Range, t moldcast.Stamp) {
+	for i := len(l.gaps) - 1; i >= 0 && l.gaps[i].hi.seq == 0; i-- {
+		l.gaps[i].hi = point{r.First, t}
+	}
+	l.top = point{r.Next - 1, t}
+	if l.bottom.seq == 0 {
+		l.bottom = point{r.First, t}
+	}
+}
+
+// fill removes r, which lies in one range. A live r becomes the neighbour of
+// what is missing around it.
+func (l *ledger) fill(r moldcast.Range, live bool, t moldcast.Stamp) {
+	i := l.find(r.First)
+	g := l.gaps[i]
+	below, above := g, g
+	below.Next, above.First = r.First, r.Next
+	switch {
+	case below.Empty() && above.Empty():
+		l.remove(i)
+	case below.Empty():
+		l.gaps[i] = above
+	case above.Empty():
+		l.gaps[i] = below
+	default:
+		l.gaps[i] = below
+		l.insert(i+1, above)
+	}
+	if !live {
+		return
+	}
+	// Not only what is left of g: where all between was repaired, ranges
+	// farther away had no nearer neighbour either.
+	for j := l.find(r.Next); j < len(l.gaps) && l.gaps[j].lo.seq < r.First; j++ {
+		l.gaps[j].lo = point{r.Next - 1, t}
+	}
+	for j := l.find(r.First) - 1; j >= 0; j-- {
+		if hi := l.gaps[j].hi.seq; hi != 0 && hi < r.Next {
+			break
+		}
+		l.gaps[j].hi = point{r.First, t}
+	}
+	if r.Next-1 > l.top.seq {
+		l.top = point{r.Next - 1, t}
+	}
+	if l.bottom.seq == 0 || r.First < l.bottom.seq {
+		l.bottom = point{r.First, t}
+	}
+}
+
+func (l *ledger) insert(i int, g missing) {
+	l.gaps = append(l.gaps, missing{})
+	copy(l.gaps[i+1:], l.gaps[i:])
+	l.gaps[i] = g
+}
+
+func (l *ledger) remove(i int) {
+	const few = 64
+	if i == 0 && len(l.gaps) > few {
+		l.gaps = l.gaps[1:] // gaps mostly close from the front
+		return
+	}
+	l.gaps = append(l.gaps[:i], l.gaps[i+1:]...)
+}

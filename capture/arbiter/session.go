@@ -1,0 +1,102 @@
+package arbiter
+
+import (
+	"github.com/moldtape/moldtape/moldcast"
+	"github.com/moldtape/moldtape/moldcast/gap"
+)
+
+// Output takes what an Arbiter decides. Its methods are called from within
+// the Arbiter's, one at a time; they must not block, call back into the
+// Arbiter, or keep p's bytes after they return.
+type Output interface {
+	// Open is called when a session is taken up, and returns what the archive
+	// holds of it; the zero Held for a new one. After an error it is called
+	// again, with another handle, at a later packet.
+	Open(s *Session) (moldcast.Held, error)
+	// Append stores p, which is not held yet: in order, or an island, or a
+	// fill. False: the store took nothing of it; it stays missing, or waits.
+	Append(s *Session, p moldcast.Piece) bool
+	// Mark reports a heartbeat or End of Session of a line, whenever one that
+	// is believed comes. An End is accepted only at Ended.
+	Mark(s *Session, m moldcast.Mark)
+	// Hole reports a range whose budget is spent, each once.
+	Hole(s *Session, h moldcast.Hole)
+	// Ended reports that an End of Session was heard and that everything up to
+	// it is stored, or given up. Should data beyond that end come, the
+	// session goes on, and may end again.
+	Ended(s *Session)
+	// Conflict reports the first message of the session that was repeated with
+	// other bytes than those held.
+	Conflict(s *Session, at moldcast.Seq, line int)
+	// Close reports that the Arbiter has forgotten the session: it ended and
+	// was silent for Limits.Grace. A later packet opens it anew.
+	Close(s *Session)
+}
+
+// State of a session.
+type State uint8
+
+// The states of a session.
+const (
+	StateLive  State = iota
+	StateEnded       // the end was accepted
+)
+
+func (s State) String() string {
+	if s == StateEnded {
+		return "ended"
+	}
+	return "live"
+}
+
+// Session is an open session of a channel: the handle that Output gets.
+// Its Arbiter owns it; the methods may be called wherever the Arbiter's may.
+type Session struct {
+	// Ref is for the Output, which may keep there what it needs of the session.
+	Ref any
+
+	name     moldcast.Session
+	m        *gap.Machine
+	missing  ledger
+	known    hashes
+	asked    gap.Set // of what is missing, what a server was asked for
+	wait     waiting
+	opened   moldcast.Instant
+	heard    moldcast.Instant // of the last packet
+	live     bool             // began at what was heard first: lower packets may come within the start window
+	asks     bool             // a request was ever handed out
+	conflict bool             // one was reported
+	hasEnd   bool             // end is what the sender said
+	ended    bool             // and it was accepted
+	end      moldcast.Seq
+}
+
+// Name is the name of s on the wire.
+func (s *Session) Name() moldcast.Session { return s.name }
+
+// State is whether the end of s was accepted.
+func (s *Session) State() State {
+	if s.ended {
+		return StateEnded
+	}
+	return StateLive
+}
+
+// First is the lowest sequence wanted.
+func (s *Session) First() moldcast.Seq { return s.m.First() }
+
+// Next is one past the highest sequence below which nothing is missing;
+// what waits is not missing.
+func (s *Session) Next() moldcast.Seq { return s.m.Next() }
+
+// Head is one past the highest sequence heard or revealed.
+func (s *Session) Head() moldcast.Seq { return s.m.Head() }
+
+// End is one past the last message, once an End of Session was heard.
+func (s *Session) End() (end moldcast.Seq, ok bool) { return s.end, s.hasEnd }
+
+// Missing is the number of ranges that are missing below Head.
+func (s *Session) Missing() int { return len(s.missing.gaps) }
+
+// Stats are those of the session's gap machine.
+func (s *Session) Stats() gap.Stats { return s.m.Stats() }

@@ -1,0 +1,320 @@
+package arbiter
+
+import (
+	"slices"
+
+	"github.com/moldtape/moldtape/moldcast"
+	"github.com/moldtape/moldtape/moldcast/gap"
+)
+
+// held is a packet that is not believed by itself: it waits for a second one
+// that fits it.
+type held struct {
+	session moldcast.Session
+	first   moldcast.Seq
+	name    bool // the session is not taken up; else the packet jumps absurdly
+	until   moldcast.Instant
+	stamp   moldcast.Stamp
+	line    int
+	data    []byte
+}
+
+// failing is a session that Output.Open refused.
+type failing struct {
+	at   moldcast.Instant // not tried again before
+	wait moldcast.Instant
+}
+
+// fits reports whether a packet at q confirms one at h: it lies between h and
+// h plus the greatest jump.
+func (a *Arbiter) fits(h, q moldcast.Seq) bool {
+	return h <= q && uint64(q-h) <= a.cfg.Limits.Jump
+}
+
+// hold keeps a copy of a packet, at the cost of the one held longest.
+func (a *Arbiter) hold(now moldcast.Instant, stamp moldcast.Stamp, line int, p moldcast.Packet, d []byte, name bool) {
+	a.expireHeld(now)
+	if len(a.held) >= a.cfg.Limits.HeldPackets {
+		a.unconfirmed(&a.held[0])
+		a.held = slices.Delete(a.held, 0, 1)
+	}
+	until := moldcast.Instant(gap.Never)
+	if !name {
+		until = now + moldcast.Instant(a.cfg.Limits.JumpWait)
+	}
+	a.held = append(a.held, held{
+		session: p.Session, first: p.First, name: name, until: until,
+		stamp: stamp, line: line, data: slices.Clone(d),
+	})
+}
+
+// unconfirmed counts a held packet that is given up.
+func (a *Arbiter) unconfirmed(h *held) {
+	if h.name {
+		a.c.WrongSession++
+	} else {
+		a.c.Implausible++
+	}
+}
+
+func (a *Arbiter) giveUp(which func(*held) bool) {
+	a.held = slices.DeleteFunc(a.held, func(h held) bool {
+		if !which(&h) {
+			return false
+		}
+		a.unconfirmed(&h)
+		return true
+	})
+}
+
+func (a *Arbiter) expireHeld(now moldcast.Instant) {
+	if len(a.held) > 0 {
+		a.giveUp(func(h *held) bool { return h.until <= now })
+	}
+}
+
+// release takes out the held packets that which names, lowest sequence first.
+func (a *Arbiter) release(which func(*held) bool) []held {
+	var out []held
+	a.held = slices.DeleteFunc(a.held, func(h held) bool {
+		if !which(&h) {
+			return false
+		}
+		out = append(out, h)
+		return true
+	})
+	slices.SortStableFunc(out, func(x, y held) int {
+		switch {
+		case x.first < y.first:
+			return -1
+		case x.first > y.first:
+			return 1
+		}
+		return 0
+	})
+	return out
+}
+
+// parsed is the packet of h, which parsed when it was held.
+func (h *held) parsed() moldcast.Packet {
+	p, _ := moldcast.Parse(h.data)
+	return p
+}
+
+// belief is whether a packet can be taken by itself.
+type belief uint8
+
+const (
+	plausible   belief = iota
+	doubtful           // a second one must fit it
+	implausible        // not to be believed
+)
+
+// believe judges the distance of p from what is known of s.
+func (a *Arbiter) believe(now moldcast.Instant, s *Session, p moldcast.Packet) belief {
+	l := &a.cfg.Limits
+	if head := s.m.Head(); p.First > head {
+		if uint64(p.First-head) > l.Jump {
+			return doubtful
+		}
+		return plausible
+	}
+	// A heartbeat below what was heard is nothing special. Messages below the
+	// first one wanted move that down.
+	if first := s.m.First(); p.Kind == moldcast.Data && p.First < first && uint64(first-p.First) > l.Jump {
+		if s.live && now-s.opened <= moldcast.Instant(l.StartWindow) {
+			return doubtful
+		}
+		return implausible
+	}
+	return plausible
+}
+
+// offer takes a packet of a line, of an open session.
+func (a *Arbiter) offer(now moldcast.Instant, stamp moldcast.Stamp, line int, s *Session, p moldcast.Packet, d []byte) {
+	b := a.believe(now, s, p)
+	if b == implausible {
+		a.c.Implausible++
+		return
+	}
+	if len(a.held) > 0 {
+		a.expireHeld(now)
+		confirmed := a.release(func(h *held) bool {
+			return !h.name && h.session == s.name && a.fits(h.first, p.First)
+		})
+		for i := range confirmed {
+			h := &confirmed[i]
+			a.process(now, h.stamp, h.line, s, h.parsed())
+		}
+		if len(confirmed) > 0 {
+			b = plausible
+		}
+	}
+	if b == doubtful {
+		a.hold(now, stamp, line, p, d, false)
+		return
+	}
+	a.process(now, stamp, line, s, p)
+}
+
+// unknown takes a packet of a line, of a session that is not open.
+func (a *Arbiter) unknown(now moldcast.Instant, stamp moldcast.Stamp, line int, p moldcast.Packet, d []byte) {
+	if a.named != nil && !a.named[p.Session] {
+		a.c.WrongSession++
+		return
+	}
+	start := p.First
+	var first []held
+	if f := a.failing[p.Session]; f != nil {
+		if now < f.at {
+			a.refused(p)
+			return
+		}
+	} else {
+		// Two that are far from each other do not confirm the name: either may
+		// be the forged one. A third will tell.
+		fit := func(h *held) bool {
+			return h.name && h.session == p.Session && (a.fits(h.first, p.First) || a.fits(p.First, h.first))
+		}
+		if !slices.ContainsFunc(a.held, func(h held) bool { return fit(&h) }) {
+			a.hold(now, stamp, line, p, d, true)
+			return
+		}
+		if !a.mayOpen(now, p.Session) {
+			a.giveUp(func(h *held) bool { return h.name && h.session == p.Session })
+			a.c.WrongSession++
+			return
+		}
+		for _, h := range a.held {
+			if fit(&h) {
+				start = min(start, h.first)
+			}
+		}
+		first = a.release(func(h *held) bool { return h.name && h.session == p.Session })
+	}
+	s := a.open(now, p.Session, start)
+	if s == nil {
+		for i := range first {
+			a.refused(first[i].parsed())
+		}
+		a.refused(p)
+		return
+	}
+	for i := range first {
+		h := &first[i]
+		a.offer(now, h.stamp, h.line, s, h.parsed(), h.data)
+	}
+	a.offer(now, stamp, line, s, p, d)
+}
+
+// refused counts a packet of a session that could not be opened.
+func (a *Arbiter) refused(p moldcast.Packet) {
+	a.c.Packets++
+	a.c.QueueDropped += uint64(p.Msgs.Len())
+}
+
+// mayOpen reports whether the bounds allow another session, and takes note of
+// the name.
+func (a *Arbiter) mayOpen(now moldcast.Instant, name moldcast.Session) bool {
+	l := &a.cfg.Limits
+	if len(a.order)+len(a.failing) >= l.Sessions && !a.evict() {
+		return false
+	}
+	if a.named[name] {
+		return true
+	}
+	a.names = slices.DeleteFunc(a.names, func(at moldcast.Instant) bool {
+		return now-at >= moldcast.Instant(l.SessionsWindow)
+	})
+	if len(a.names) >= l.NewSessions {
+		return false
+	}
+	a.names = append(a.names, now)
+	return true
+}
+
+// open takes up a session that begins at start, unless the archive holds some
+// of it. Nil: the output failed.
+func (a *Arbiter) open(now moldcast.Instant, name moldcast.Session, start moldcast.Seq) *Session {
+	s := &Session{
+		name: name, m: gap.New(a.cfg.Gap), known: newHashes(a.cfg.Limits.Compared),
+		opened: now, heard: now,
+	}
+	h, err := a.out.Open(s)
+	if err != nil {
+		a.c.OpenFailures++
+		f := a.failing[name]
+		if f == nil {
+			f = &failing{wait: moldcast.Instant(a.cfg.Limits.OpenRetry)}
+			a.failing[name] = f
+		}
+		f.at = now + f.wait
+		f.wait = min(2*f.wait, moldcast.Instant(a.cfg.Limits.OpenRetryMax))
+		return nil
+	}
+	delete(a.failing, name)
+	switch {
+	case h.First != 0:
+		ranges := make([]moldcast.Range, 0, len(h.Holes))
+		for _, hole := range h.Holes {
+			s.missing.hold(hole)
+			ranges = append(ranges, hole.Range)
+		}
+		s.m.Resume(h.First, h.Head, ranges)
+		if h.HeadTime != 0 {
+			s.missing.top = point{h.Head - 1, h.HeadTime}
+		}
+		s.hasEnd, s.end = h.Ended && h.End >= h.Head, h.End
+	case a.cfg.Start == Beginning:
+		s.m.Start(start)
+		if start > 1 {
+			s.m.Extend(1)
+			s.missing.extend(1, start)
+		}
+	default:
+		s.m.Start(start)
+		s.live = true
+	}
+	a.sessions[name] = s
+	a.order = append(a.order, s)
+	a.last = s
+	a.taken = true
+	return s
+}
+
+// evict forgets the ended session that was silent longest, if any ended.
+func (a *Arbiter) evict() bool {
+	var oldest *Session
+	for _, s := range a.order {
+		if s.ended && len(s.wait.bySeq) == 0 && (oldest == nil || s.heard < oldest.heard) {
+			oldest = s
+		}
+	}
+	if oldest == nil {
+		return false
+	}
+	a.close(oldest)
+	return true
+}
+
+// forget closes the ended sessions that are silent.
+func (a *Arbiter) forget(now moldcast.Instant) {
+	for i := 0; i < len(a.order); {
+		s := a.order[i]
+		if s.ended && len(s.wait.bySeq) == 0 && now-s.heard >= moldcast.Instant(a.cfg.Limits.Grace) {
+			a.close(s)
+			continue
+		}
+		i++
+	}
+}
+
+func (a *Arbiter) close(s *Session) {
+	a.c.addGaps(s.m.Stats())
+	delete(a.sessions, s.name)
+	a.order = slices.DeleteFunc(a.order, func(o *Session) bool { return o == s })
+	if a.last == s {
+		a.last = nil
+	}
+	a.out.Close(s)
+}
