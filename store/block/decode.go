@@ -68,11 +68,12 @@ func need(h *Header) int {
 		len(h.Runs)*(run+int(unsafe.Sizeof(RunTimes{}))) + maxFacts(h)
 }
 
-// fault is what the parts of Decode find wrong: where, in which section.
+// fault is what decoding finds wrong: err, or a reason with its place.
 type fault struct {
 	part   string
 	at     int
 	reason string
+	err    error
 }
 
 // Decode reads the body that belongs to h into a block, whose memory is used
@@ -80,20 +81,23 @@ type fault struct {
 // that fails is kept, and into is then empty. Errors: *CorruptError,
 // *UnsupportedError, or it wraps ErrTooLarge.
 func (d *Decoder) Decode(h Header, body []byte, into *Block) error {
-	err := d.decode(&h, body, into)
-	if err != nil {
+	f := d.decode(&h, body, into)
+	switch {
+	case f.err != nil:
 		into.reset(h.Session)
+		return f.err
+	case f.reason != "":
+		into.reset(h.Session)
+		return &CorruptError{Session: h.Session, Range: h.Range(), Part: f.part, At: f.at, Reason: f.reason}
 	}
-	return err
+	return nil
 }
 
-func (d *Decoder) decode(h *Header, body []byte, into *Block) error {
+func (d *Decoder) decode(h *Header, body []byte, into *Block) fault {
 	into.reset(h.Session)
+	bad := func(part string, at int, reason string) fault { return fault{part: part, at: at, reason: reason} }
 	if n := need(h); n > d.o.Memory {
-		return fmt.Errorf("%w: block %v %v needs about %d bytes of %d", ErrTooLarge, h.Session, h.Range(), n, d.o.Memory)
-	}
-	bad := func(part string, at int, reason string) error {
-		return &CorruptError{Session: h.Session, Range: h.Range(), Part: part, At: at, Reason: reason}
+		return fault{err: fmt.Errorf("%w: block %v %v needs about %d bytes of %d", ErrTooLarge, h.Session, h.Range(), n, d.o.Memory)}
 	}
 	if len(body) != h.StoredLen {
 		return bad("body", len(body), fmt.Sprintf("%d bytes, the header says %d", len(body), h.StoredLen))
@@ -124,35 +128,33 @@ func (d *Decoder) decode(h *Header, body []byte, into *Block) error {
 		before = t
 		if t > tagMarks {
 			if flags&sectionRequired != 0 {
-				return &UnsupportedError{What: "section", Value: int(t)}
+				return fault{err: &UnsupportedError{What: "section", Value: int(t)}}
 			}
 			at += len(s)
 			continue
 		}
-		limit := maxFacts(h)
+		limit, buf := maxFacts(h), &d.raw
 		if t == tagPayload {
-			limit = h.RawLen
+			limit, buf = h.RawLen, &into.rows
 		}
-		if raw == 0 || int64(raw) > int64(limit) {
-			return bad(t.String(), at, "length of the section is wrong")
-		}
-		seen |= 1 << t
-		buf := &d.raw
-		if t == tagPayload {
-			buf = &into.rows
-		}
-		if codec > Zstd {
-			return &UnsupportedError{What: "codec", Value: int(codec)}
-		}
-		if !d.unpack(buf, codec, s[sectionHeader:], int(raw)) {
+		switch {
+		case codec > Zstd:
+			return fault{err: &UnsupportedError{What: "codec", Value: int(codec)}}
+		case raw == 0 || int64(raw) > int64(limit), t == tagPayload && (int(raw) != h.RawLen || codec != h.Codec):
+			return bad(t.String(), at, "length or codec is not what the header says")
+		case !d.unpack(buf, codec, s[sectionHeader:], int(raw)):
 			return bad(t.String(), at, "does not decompress to its length")
 		}
-		if f := d.parse(h, t, into); f.reason != "" {
-			return bad(f.part, f.at, f.reason)
+		seen |= 1 << t
+		if t != tagPayload {
+			hashFact(d.sum, &d.tmp, t, d.raw)
+			if at, reason := d.parse(h, t, into); reason != "" {
+				return bad(t.String(), at, reason)
+			}
 		}
 		at += len(s)
 	}
-	return d.finish(h, seen, into, bad)
+	return d.finish(h, seen, into)
 }
 
 // unpack decompresses one section into buf, which becomes raw bytes long.
@@ -177,12 +179,8 @@ func (d *Decoder) unpack(buf *[]byte, codec Codec, stored []byte, raw int) bool 
 	return true
 }
 
-// parse reads the raw bytes of one section, in d.raw or in the rows, into b.
-func (d *Decoder) parse(h *Header, t tag, b *Block) fault {
-	if t == tagPayload {
-		return fault{}
-	}
-	hashFact(d.sum, &d.tmp, t, d.raw)
+// parse reads the raw bytes of a section, in d.raw, into b.
+func (d *Decoder) parse(h *Header, t tag, b *Block) (at int, reason string) {
 	s := scanner{b: d.raw}
 	switch t {
 	case tagBoundaries:
@@ -195,7 +193,7 @@ func (d *Decoder) parse(h *Header, t tag, b *Block) fault {
 		readMarks(&s, h, b)
 	}
 	s.end()
-	return fault{t.String(), s.bad, s.reason}
+	return s.bad, s.reason
 }
 
 func readBoundaries(s *scanner, h *Header, b *Block) {
@@ -331,7 +329,8 @@ func readMarks(s *scanner, h *Header, b *Block) {
 }
 
 // finish checks what the sections say together, against the header.
-func (d *Decoder) finish(h *Header, seen tag, b *Block, bad func(string, int, string) error) error {
+func (d *Decoder) finish(h *Header, seen tag, b *Block) fault {
+	bad := func(part, reason string, at int) fault { return fault{part: part, at: at, reason: reason} }
 	var want tag
 	if h.Packets > 0 {
 		want = 1<<tagPayload | 1<<tagBoundaries | 1<<tagTimes
@@ -340,29 +339,29 @@ func (d *Decoder) finish(h *Header, seen tag, b *Block, bad func(string, int, st
 		want |= 1 << tagMarks
 	}
 	if got := seen &^ (1 << tagOrigins); got != want || h.Packets == 0 && seen&(1<<tagOrigins) != 0 {
-		return bad("body", 0, "sections missing, or there without cause")
+		return bad("body", "sections missing, or there without cause", 0)
 	}
 	if reason, at := b.index(); reason != "" {
-		return bad(tagPayload.String(), at, reason)
+		return bad(tagPayload.String(), reason, at)
 	}
 	d.runs = b.runTimes(d.runs[:0])
 	if !slices.Equal(d.runs, h.Times) {
-		return bad(tagTimes.String(), 0, "times differ from the header's bounds")
+		return bad(tagTimes.String(), "times differ from the header's bounds", 0)
 	}
 	var m Header
 	m.setMarks(b.marks)
 	if m.MarkMin != h.MarkMin || m.MarkMax != h.MarkMax || m.Ended != h.Ended || m.End != h.End {
-		return bad(tagMarks.String(), 0, "marks differ from the header's bounds")
+		return bad(tagMarks.String(), "marks differ from the header's bounds", 0)
 	}
 	if !d.o.Verify {
-		return nil
+		return fault{}
 	}
 	d.sum.Sum(d.tmp[:0])
 	if d.tmp != h.Facts {
-		return bad("body", 0, "hash of the facts does not match")
+		return bad("body", "hash of the facts does not match", 0)
 	}
 	if rowsHash(d.sum, &d.tmp, b) != h.Rows {
-		return bad(tagPayload.String(), 0, "hash of the rows does not match")
+		return bad(tagPayload.String(), "hash of the rows does not match", 0)
 	}
-	return nil
+	return fault{}
 }
