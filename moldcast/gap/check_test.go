@@ -1,0 +1,106 @@
+package gap
+
+import "fmt"
+
+// check verifies all that must hold between two calls.
+func (m *Machine) check() error {
+	items := m.order.items()
+	at := m.first
+	var missing uint64
+	perLoss := map[uint32]uint64{}
+	perFlight := map[uint32]int{}
+	inHeap := [4]int{}
+	for i, e := range items {
+		p := &m.pieces[e.id]
+		l := &m.losses[p.loss]
+		switch {
+		case e.first != p.first:
+			return fmt.Errorf("entry %d: first %d, piece %d", i, e.first, p.first)
+		case p.first < at || p.next <= p.first || p.next > m.head:
+			return fmt.Errorf("piece %d..%d out of order in %d..%d", p.first, p.next, at, m.head)
+		case !l.used || p.first < l.first || p.next > l.next:
+			return fmt.Errorf("piece %d..%d outside its loss %+v", p.first, p.next, *l)
+		}
+		at = p.next
+		n := uint64(p.next - p.first)
+		missing += n
+		perLoss[p.loss] += n
+		switch p.state {
+		case settling:
+			if l.settled {
+				return fmt.Errorf("piece %d..%d rests in a settled loss", p.first, p.next)
+			}
+			continue
+		case ready:
+			c := m.class(p.loss)
+			inHeap[c]++
+			if h := &m.ready[c]; h.items[m.pos[e.id]] != (heapItem{uint64(p.first), e.id}) {
+				return fmt.Errorf("piece %d..%d not in its heap", p.first, p.next)
+			}
+		case waiting:
+			inHeap[3]++
+			if m.waiting.items[m.pos[e.id]].id != e.id {
+				return fmt.Errorf("piece %d..%d does not wait", p.first, p.next)
+			}
+			if !l.slow {
+				return fmt.Errorf("piece %d..%d waits, its loss is not slow", p.first, p.next)
+			}
+		case flying:
+			perFlight[p.flight]++
+			if f := m.flights[p.flight]; p.first < f.rng.First || p.next > f.rng.Next {
+				return fmt.Errorf("piece %d..%d outside its flight %v", p.first, p.next, f.rng)
+			}
+		}
+		if !l.settled {
+			return fmt.Errorf("piece %d..%d in state %d before it settled", p.first, p.next, p.state)
+		}
+	}
+	for c, n := range []int{m.ready[0].len(), m.ready[1].len(), m.ready[2].len(), m.waiting.len()} {
+		if inHeap[c] != n {
+			return fmt.Errorf("heap %d has %d pieces, want %d", c, n, inHeap[c])
+		}
+	}
+	if len(perFlight) != m.expiries.len() || m.expiries.len()+len(m.freeFl) != len(m.flights) {
+		return fmt.Errorf("%d flights with pieces, %d that expire, %d free of %d", len(perFlight), m.expiries.len(), len(m.freeFl), len(m.flights))
+	}
+	for f, n := range perFlight {
+		if m.flights[f].pieces != n {
+			return fmt.Errorf("flight %v counts %d pieces, has %d", m.flights[f].rng, m.flights[f].pieces, n)
+		}
+	}
+	if m.expiries.len() > m.c.Outstanding {
+		return fmt.Errorf("%d requests outstanding", m.expiries.len())
+	}
+	next := m.head
+	if len(items) > 0 {
+		next = items[0].first
+	}
+	if m.next != next || m.stats.MessagesMissing != missing {
+		return fmt.Errorf("next %d missing %d, want %d %d", m.next, m.stats.MessagesMissing, next, missing)
+	}
+	open, used, budgets := 0, 0, 0
+	for id := range m.losses {
+		l := &m.losses[id]
+		if !l.used {
+			continue
+		}
+		used++
+		if l.missing == 0 || l.missing != perLoss[uint32(id)] {
+			return fmt.Errorf("loss %d..%d counts %d missing, has %d", l.first, l.next, l.missing, perLoss[uint32(id)])
+		}
+		if !l.lost {
+			open++
+		}
+		if l.settled && !l.slow && !l.young {
+			budgets++
+		}
+	}
+	if open != m.open || budgets != m.budgets.len() {
+		return fmt.Errorf("%d open, %d with a budget, want %d %d", m.open, m.budgets.len(), open, budgets)
+	}
+	if used+len(m.freeLosses) != len(m.losses) || len(items)+len(m.freePieces) != len(m.pieces) {
+		return fmt.Errorf("leak: %d losses, %d free of %d; %d pieces, %d free of %d",
+			used, len(m.freeLosses), len(m.losses), len(items), len(m.freePieces), len(m.pieces))
+	}
+	return nil
+}

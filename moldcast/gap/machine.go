@@ -1,0 +1,646 @@
+package gap
+
+import "time"
+
+// Verdict is what became of an offered range.
+type Verdict uint8
+
+// The verdicts of Classify.
+const (
+	InOrder   Verdict = iota // continues what is held without a gap
+	Ahead                    // at or beyond Head, with a gap somewhere before it
+	Fill                     // in a gap that is open
+	Duplicate                // held already
+	Stale                    // in a gap that was given up
+	Below                    // under First: not wanted
+)
+
+var verdictNames = [...]string{"in order", "ahead", "fill", "duplicate", "stale", "below"}
+
+func (v Verdict) String() string {
+	if int(v) < len(verdictNames) {
+		return verdictNames[v]
+	}
+	return "verdict(?)"
+}
+
+// Machine detects the gaps of one sequence space and schedules the requests
+// for them. It is owned by one goroutine, which keeps the messages.
+//
+// For each datagram of a line the owner calls Passed once, then Classify and
+// Accept until the range is used up (Reveal instead for a heartbeat or an end
+// of session). For each answer it calls Answered, then Classify and Accept.
+// When Deadline has come, and after each datagram, it calls Poll until that
+// says false, then Lost until that says false.
+//
+// Between First and Head every sequence is held or in the table of missing
+// ranges, so the size of the state follows the number of gaps, never that of
+// messages. Nothing in the order of arrival allocates; what concerns a gap
+// costs O(log n) in the number of gaps, and a move of the index of the table
+// between the change and its nearer end.
+type Machine struct {
+	c Config
+
+	first, next, head Seq
+	order             deque[entry] // the pieces, by sequence
+	pieces            []piece
+	freePieces        []uint32
+	losses            []loss
+	freeLosses        []uint32
+	given             Set // given up or evicted, to tell stale from duplicate
+
+	now   Instant // of the latest call
+	timed bool    // now is set
+	young bool    // some losses came before any time was known
+
+	lines     []line
+	top       Seq // highest end of a packet of any line
+	probe     probe
+	skew      skew
+	unsettled deque[fresh]
+
+	pos      []int32
+	ready    [classes]heap // pieces to ask for, by sequence
+	waiting  heap          // pieces of slow losses, by time
+	lossPos  []int32
+	budgets  heap // settled losses that may be lost, by time
+	flights  []flight
+	freeFl   []uint32
+	flPos    []int32
+	expiries heap // flights, by time
+
+	lost    []Range // for Lost
+	lostAt  int
+	rand    uint64
+	tat     Instant // of the request budget (GCRA)
+	slowTat Instant // the same of slow requests
+
+	prefer     int // server asked first
+	srtt       []time.Duration
+	fit        uint64 // how many messages an answer carries; 0 unknown
+	lastAnswer Instant
+	answered   bool
+
+	stats Stats
+	open  int // losses not lost
+}
+
+type entry struct {
+	first Seq
+	id    uint32
+}
+
+// piece is a missing range whose sequences share one state.
+type piece struct {
+	first, next Seq
+	asked, prev Instant // the last request and the one before it, when tries say so
+	loss        uint32
+	flight      uint32
+	tries       uint16
+	server      uint8
+	state       state
+}
+
+type state uint8
+
+const (
+	settling state = iota
+	ready
+	flying
+	waiting
+)
+
+// The classes of what is to be asked for: a later one has its turn when the
+// earlier ones have nothing.
+const (
+	live       = iota // of this run
+	background        // from before it, below its start, or lost and coming back
+	slow              // lost: now and then
+	classes
+)
+
+// loss is what went missing at once: the unit that opens, is recovered, and
+// is lost, each counted once however it is split on the way.
+type loss struct {
+	first, next Seq
+	missing     uint64
+	opened      Instant
+	base        Instant // the budget runs from here
+	gen         uint32
+	slowTries   uint8
+	old         bool // background
+	timeOnly    bool // does not settle by later packets
+	settled     bool
+	asked       bool
+	lost        bool
+	slow        bool
+	young       bool // opened is yet to be set
+	used        bool
+}
+
+// fresh is a loss that has not settled; stale when gen differs.
+type fresh struct{ loss, gen uint32 }
+
+// New returns a machine that wants everything from sequence 1. Start or Resume
+// say otherwise. It panics when c, defaults applied, does not validate.
+func New(c Config) *Machine {
+	c.EnsureDefaults()
+	if err := c.Validate(); err != nil {
+		panic(err)
+	}
+	m := &Machine{
+		c:     c,
+		lines: make([]line, c.Lines),
+		srtt:  make([]time.Duration, c.Servers),
+		rand:  c.Seed,
+	}
+	for i := range m.ready {
+		m.ready[i].pos = &m.pos
+	}
+	m.waiting.pos = &m.pos
+	m.budgets.pos = &m.lossPos
+	m.expiries.pos = &m.flPos
+	m.Start(1)
+	return m
+}
+
+// Start says that nothing below first is wanted. It is called before anything
+// was accepted.
+func (m *Machine) Start(first Seq) {
+	first = max(first, 1)
+	m.first, m.next, m.head, m.top = first, first, first, first
+}
+
+// Resume takes up what an archive holds: all of [first, head) but missing,
+// which is clipped to it and may be in any order. The missing ranges are gaps
+// that have settled, and are asked for in the background. They are kept even
+// beyond MaxGaps, since the archive bounds them. It is called before anything
+// was accepted.
+func (m *Machine) Resume(first, head Seq, missing []Range) {
+	m.Start(first)
+	m.head = max(head, m.first)
+	m.next, m.top = m.head, m.head
+	var set Set
+	for _, r := range missing {
+		set.Add(r.Intersect(Range{m.first, m.head}))
+	}
+	for _, r := range set.Ranges() {
+		id := m.addLoss(r)
+		l := &m.losses[id]
+		l.old = true
+		p := m.addPiece(piece{first: r.First, next: r.Next, loss: id})
+		m.order.push(entry{r.First, p})
+		m.settle(id)
+	}
+	m.setNext()
+}
+
+// Extend moves First down to first; [first, old First) becomes a gap that is
+// filled in the background. Without effect unless 0 < first < First.
+func (m *Machine) Extend(first Seq) {
+	if first == 0 || first >= m.first {
+		return
+	}
+	r := Range{first, m.first}
+	m.first, m.next = first, first
+	id := m.addLoss(r)
+	l := &m.losses[id]
+	l.old, l.timeOnly = true, true
+	p := m.addPiece(piece{first: r.First, next: r.Next, loss: id})
+	m.order.splice(0, 0, 1)
+	m.order.items()[0] = entry{r.First, p}
+	m.unsettled.push(fresh{id, l.gen})
+}
+
+// First is the lowest sequence wanted.
+func (m *Machine) First() Seq { return m.first }
+
+// Next is the lowest sequence that is missing: no gap below. What was given up
+// under GiveUp, or evicted from a full table when it was lost, is not missing.
+func (m *Machine) Next() Seq { return m.next }
+
+// Head is one past the highest sequence accepted or revealed.
+func (m *Machine) Head() Seq { return m.head }
+
+// Open is the number of gaps that are neither filled nor lost, settled or not.
+func (m *Machine) Open() int { return m.open }
+
+// Classify gives the verdict on a leading part of r, as long as one verdict
+// goes. It changes nothing. r must not be empty, and not reach beyond 2^64-1.
+func (m *Machine) Classify(r Range) (sub Range, v Verdict) {
+	switch {
+	case r.First == m.head && m.next == m.head:
+		return r, InOrder
+	case r.First >= m.head:
+		return r, Ahead
+	case r.First < m.first:
+		return Range{r.First, min(r.Next, m.first)}, Below
+	}
+	if m.given.Len() > 0 {
+		part, held := m.given.Cut(r)
+		if held {
+			return part, Stale
+		}
+		r = part
+	}
+	r.Next = min(r.Next, m.head)
+	if r.First < m.next {
+		r.Next = min(r.Next, m.next)
+		return r, Duplicate
+	}
+	i := m.find(r.First)
+	items := m.order.items()
+	if i == len(items) {
+		return r, Duplicate
+	}
+	p := &m.pieces[items[i].id]
+	if p.first > r.First {
+		r.Next = min(r.Next, p.first)
+		return r, Duplicate
+	}
+	r.Next = min(r.Next, p.next)
+	if m.losses[p.loss].lost {
+		return r, Stale
+	}
+	return r, Fill
+}
+
+// Accept marks as held a range that Classify gave as InOrder, Ahead, Fill or
+// Stale; other ranges change nothing. line is the line that brought it, any
+// number outside 0..Lines-1 for an answer. false means that the table of gaps
+// is full and nothing changed: the caller must drop the messages, which stay
+// missing; it is counted in Stats.Overflows.
+func (m *Machine) Accept(now Instant, line int, sub Range) bool {
+	m.tick(now)
+	if sub.Empty() {
+		return true
+	}
+	if sub.First >= m.head {
+		if sub.First > m.head && !m.openGap(Range{m.head, sub.First}) {
+			return false
+		}
+		if m.order.len() == 0 {
+			m.next = sub.Next
+		}
+		m.head = sub.Next
+		return true
+	}
+	if m.given.Len() > 0 {
+		if part, held := m.given.Cut(sub); held {
+			m.given.Remove(part)
+			m.forget()
+			m.stats.MessagesRecovered += part.Len()
+			return true
+		}
+	}
+	i := m.find(sub.First)
+	if i == m.order.len() {
+		return true
+	}
+	p := &m.pieces[m.order.items()[i].id]
+	sub.Next = min(sub.Next, p.next)
+	if p.first > sub.First || sub.Empty() {
+		return true
+	}
+	if p.first < sub.First && sub.Next < p.next {
+		if m.order.len() >= m.c.MaxGaps {
+			m.stats.Overflows++
+			return false
+		}
+		m.cut(i, sub.Next)
+	}
+	m.fill(i, sub, line < 0 || line >= m.c.Lines)
+	return true
+}
+
+// maxGiven bounds what is remembered of given up ranges: the oldest are
+// forgotten, and are duplicates from then on.
+const maxGiven = 4096
+
+func (m *Machine) forget() {
+	for m.given.Len() > maxGiven {
+		m.given.Remove(m.given.Ranges()[0])
+	}
+}
+
+// Reveal says that everything below next exists: a heartbeat or an end of
+// session of a line carried it. A next at or below Head tells nothing new.
+func (m *Machine) Reveal(now Instant, line int, next Seq) {
+	m.tick(now)
+	if next <= m.head {
+		return
+	}
+	if m.openGap(Range{m.head, next}) {
+		m.head = next
+	}
+}
+
+// tick remembers the latest time.
+func (m *Machine) tick(now Instant) {
+	if now > m.now || !m.timed {
+		m.now = now
+		if !m.timed {
+			m.timed = true
+			m.tat, m.slowTat = now, now
+		}
+	}
+	if m.young {
+		m.grow()
+	}
+}
+
+// grow sets the times of losses that came before any time was known.
+func (m *Machine) grow() {
+	m.young = false
+	for id := range m.losses {
+		l := &m.losses[id]
+		if l.young {
+			l.young = false
+			l.opened, l.base = m.now, m.now
+			if l.settled {
+				m.budgets.push(uint32(id), at(later(l.base, m.c.Budget)))
+			}
+		}
+	}
+}
+
+// openGap puts r, which begins at head, into the table.
+func (m *Machine) openGap(r Range) bool {
+	if m.order.len() >= m.c.MaxGaps && !m.evict() {
+		m.stats.Overflows++
+		return false
+	}
+	id := m.addLoss(r)
+	p := m.addPiece(piece{first: r.First, next: r.Next, loss: id})
+	m.order.push(entry{r.First, p})
+	m.unsettled.push(fresh{id, m.losses[id].gen})
+	return true
+}
+
+// evict makes room in a full table by giving up a range that is lost. Without
+// it, a table full of ranges that nobody will ever bring would keep out all
+// that is to come.
+func (m *Machine) evict() bool {
+	var id uint32
+	switch {
+	case m.ready[slow].len() > 0:
+		id = m.ready[slow].items[0].id
+	case m.waiting.len() > 0:
+		id = m.waiting.items[0].id
+	default:
+		return false
+	}
+	p := m.pieces[id]
+	r := Range{p.first, p.next}
+	i := m.find(r.First)
+	m.rest(id)
+	m.freePieces = append(m.freePieces, id)
+	m.order.splice(i, i+1, 0)
+	m.given.Add(r)
+	m.forget()
+	m.stats.Evicted++
+	m.stats.MessagesMissing -= r.Len()
+	l := &m.losses[p.loss]
+	l.missing -= r.Len()
+	if l.missing == 0 {
+		m.dropLoss(p.loss)
+	}
+	m.setNext()
+	return true
+}
+
+func (m *Machine) addLoss(r Range) uint32 {
+	var id uint32
+	if n := len(m.freeLosses); n > 0 {
+		id = m.freeLosses[n-1]
+		m.freeLosses = m.freeLosses[:n-1]
+	} else {
+		id = uint32(len(m.losses))
+		m.losses = append(m.losses, loss{})
+	}
+	l := &m.losses[id]
+	*l = loss{first: r.First, next: r.Next, missing: r.Len(), opened: m.now, base: m.now, gen: l.gen + 1, used: true}
+	if !m.timed {
+		l.young, m.young = true, true
+	}
+	m.open++
+	m.stats.MessagesMissing += r.Len()
+	return id
+}
+
+func (m *Machine) dropLoss(id uint32) {
+	l := &m.losses[id]
+	if l.settled && !l.slow && !l.young {
+		m.budgets.remove(id)
+	}
+	if !l.lost {
+		m.open--
+	}
+	l.used, l.young = false, false
+	l.gen++
+	m.freeLosses = append(m.freeLosses, id)
+}
+
+func (m *Machine) addPiece(p piece) uint32 {
+	if n := len(m.freePieces); n > 0 {
+		id := m.freePieces[n-1]
+		m.freePieces = m.freePieces[:n-1]
+		m.pieces[id] = p
+		return id
+	}
+	m.pieces = append(m.pieces, p)
+	return uint32(len(m.pieces) - 1)
+}
+
+// find is the index in order of the first piece that ends beyond q.
+func (m *Machine) find(q Seq) int {
+	items := m.order.items()
+	lo, hi := 0, len(items)
+	for lo < hi {
+		mid := int(uint(lo+hi) >> 1)
+		if items[mid].first > q {
+			hi = mid
+		} else {
+			lo = mid + 1
+		}
+	}
+	if lo > 0 && m.pieces[items[lo-1].id].next > q {
+		return lo - 1
+	}
+	return lo
+}
+
+// cut splits the piece at index i before q, which lies inside it; both parts
+// keep its state.
+func (m *Machine) cut(i int, q Seq) {
+	id := m.order.items()[i].id
+	rest := m.pieces[id]
+	rest.first = q
+	m.pieces[id].next = q
+	to := m.addPiece(rest)
+	m.order.splice(i+1, i+1, 1)
+	m.order.items()[i+1] = entry{q, to}
+	switch rest.state {
+	case ready:
+		m.ready[m.class(rest.loss)].push(to, uint64(q))
+	case waiting:
+		m.waiting.push(to, m.waiting.key(id))
+	case flying:
+		m.flights[rest.flight].pieces++
+	}
+}
+
+// rest takes the piece out of the heap or flight that its state stands for,
+// and leaves it settling.
+func (m *Machine) rest(id uint32) {
+	p := &m.pieces[id]
+	switch p.state {
+	case ready:
+		m.ready[m.class(p.loss)].remove(id)
+	case waiting:
+		m.waiting.remove(id)
+	case flying:
+		fl := &m.flights[p.flight]
+		fl.pieces--
+		if fl.pieces == 0 {
+			m.expiries.remove(p.flight)
+			m.freeFl = append(m.freeFl, p.flight)
+		}
+	}
+	p.state = settling
+}
+
+// fill takes sub, which lies in the piece at index i and touches an end of it,
+// out of the table.
+func (m *Machine) fill(i int, sub Range, answer bool) {
+	id := m.order.items()[i].id
+	p := &m.pieces[id]
+	switch {
+	case p.first == sub.First && p.next == sub.Next:
+		m.rest(id)
+		m.freePieces = append(m.freePieces, id)
+		m.order.splice(i, i+1, 0)
+	case p.first == sub.First:
+		p.first = sub.Next
+		m.order.items()[i].first = sub.Next
+		if p.state == ready {
+			m.ready[m.class(p.loss)].change(id, uint64(p.first))
+		}
+	default:
+		p.next = sub.First
+	}
+	if i == 0 {
+		m.setNext()
+	}
+	l := &m.losses[p.loss]
+	l.missing -= sub.Len()
+	m.stats.MessagesMissing -= sub.Len()
+	if l.settled {
+		m.stats.MessagesRecovered += sub.Len()
+		l.base = m.now
+	}
+	if l.missing == 0 {
+		if l.settled {
+			m.stats.GapsRecovered++
+		}
+		m.dropLoss(p.loss)
+		return
+	}
+	if l.slow && answer {
+		m.hurry(p.loss)
+	}
+}
+
+func (m *Machine) setNext() {
+	m.next = m.head
+	if items := m.order.items(); len(items) > 0 {
+		m.next = items[0].first
+	}
+}
+
+// Lost hands out the ranges whose budget ran out, each once, in the order of
+// their loss; call it until it says false, after Poll. They are counted then;
+// a later fill is counted as recovered.
+func (m *Machine) Lost() (Range, bool) {
+	if m.lostAt == len(m.lost) {
+		m.lost, m.lostAt = m.lost[:0], 0
+		return Range{}, false
+	}
+	m.lostAt++
+	return m.lost[m.lostAt-1], true
+}
+
+// Gap is one missing range, as Gaps shows it.
+type Gap struct {
+	Range
+	Opened     Instant
+	Settled    bool // no longer mere disorder
+	Lost       bool // its budget ran out
+	Background bool // from before this run, or below its start
+	InFlight   bool // a request for it is unanswered
+	Tries      int  // requests since the last answer for it
+}
+
+// Gaps calls fn with every missing range in order, until it returns false.
+// Adjoining parts that differ in their state are given apart. fn must not
+// change the machine.
+func (m *Machine) Gaps(fn func(Gap) bool) {
+	for _, e := range m.order.items() {
+		p := &m.pieces[e.id]
+		l := &m.losses[p.loss]
+		if !fn(Gap{
+			Range:      Range{p.first, p.next},
+			Opened:     l.opened,
+			Settled:    l.settled,
+			Lost:       l.lost,
+			Background: l.old,
+			InFlight:   p.state == flying,
+			Tries:      int(p.tries),
+		}) {
+			return
+		}
+	}
+}
+
+// Stats are the counters of a Machine since New, each loss counted once, and
+// what it has measured.
+type Stats struct {
+	GapsOpened        uint64 // ranges still missing after the settle time, or resumed
+	GapsRecovered     uint64 // of those, filled whole, by whatever path
+	MessagesRecovered uint64 // messages that filled them, in whole or in part
+	MessagesLost      uint64 // messages whose budget ran out; never falls
+	Requests          uint64
+	Retries           uint64 // of those, for a range that was asked for before
+	Overflows         uint64 // ranges that found the table full
+	Evicted           uint64 // lost ranges that were dropped from a full table
+
+	MessagesMissing uint64 // now, settled or not, lost ones included (unless given up)
+	Ranges          int    // now, in the table
+	Outstanding     int    // requests unanswered now
+	RoundTrip       time.Duration
+	AnswerMessages  int           // how many messages an answer carries; 0 unknown
+	Skew            time.Duration // p99 between lines; 0 unknown
+	Settle          time.Duration // the settle time now
+}
+
+// Stats is a copy of the counters.
+func (m *Machine) Stats() Stats {
+	s := m.stats
+	s.Ranges = m.order.len()
+	s.Outstanding = m.expiries.len()
+	s.AnswerMessages = int(m.fit)
+	s.Skew = m.skew.p99
+	s.Settle = m.settleTime()
+	if m.prefer < len(m.srtt) {
+		s.RoundTrip = m.srtt[m.prefer]
+	}
+	return s
+}
+
+// later is t + d, at most Never.
+func later(t Instant, d time.Duration) Instant {
+	if s := t + Instant(d); s >= t {
+		return s
+	}
+	return Never
+}
