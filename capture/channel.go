@@ -1,0 +1,483 @@
+package capture
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/moldtape/moldtape/capture/arbiter"
+	"github.com/moldtape/moldtape/moldcast"
+	"github.com/moldtape/moldtape/moldcast/gap"
+	"github.com/moldtape/moldtape/moldcast/mcast"
+)
+
+const (
+	slotSize    = 2048 // of a ring: a full Ethernet frame; longer datagrams get a buffer of their own
+	answerSlots = 4096
+	drainBatch  = 64               // datagrams of one ring before the next ring has its turn
+	alarmEvery  = 10 * time.Second // a trouble that lasts is logged so often
+	maxRecent   = 256              // closed sessions remembered for Status
+
+	flushTries = 500 // of 10 ms: how long a stop waits for room in the store
+	flushPause = 10 * time.Millisecond
+)
+
+// Channel captures one channel. The goroutine in Run owns everything in it
+// but the counters of the sockets; Status and Lines may be called from others.
+type Channel struct {
+	cfg   Config
+	sink  Sink
+	clock mcast.Clock
+	wake  *mcast.Wake
+	lines []*tap
+	asks  *mcast.RX // the socket that requests go out of and answers come in; nil without servers
+	arb   *arbiter.Arbiter
+	ask   chan func() // run by the engine
+	ended chan struct{}
+
+	servers    []netip.AddrPort // by the arbiter's number; the stream's source is last, and zero until heard
+	sourceSeen moldcast.Instant // when the stream was last heard from that source
+	lastPacket moldcast.Instant
+	foreign    uint64 // datagrams from senders that no line names or that were not asked: in wrong_session
+	request    []byte
+	out        []mcast.Datagram
+
+	closing sync.WaitGroup
+	mu      struct {
+		sync.Mutex
+		recent []SessionStatus // sessions that were closed
+		failed error           // the first failure to close one
+	}
+
+	writeAlarm, openAlarm moldcast.Instant // when each may be logged again
+}
+
+// tap is a socket that one or more lines are heard on.
+type tap struct {
+	*mcast.Tap
+	rx *mcast.RX
+}
+
+// session is what the engine keeps of one of the arbiter's.
+type session struct {
+	sink  SessionSink
+	first moldcast.Seq // what sink.Start was told
+}
+
+// New opens the sockets of a channel; it captures from Run on. Errors wrap
+// ErrConfig, or say which line cannot be received and why.
+func New(cfg Config, sink Sink) (*Channel, error) {
+	cfg.EnsureDefaults()
+	if err := cfg.Validate(); err != nil {
+		return nil, err
+	}
+	c := &Channel{
+		cfg: cfg, sink: sink, clock: cfg.Clock, wake: mcast.NewWake(),
+		ask: make(chan func()), ended: make(chan struct{}),
+		servers: slices.Clone(cfg.Rerequest),
+	}
+	if cfg.RerequestSource {
+		c.servers = append(c.servers, netip.AddrPort{})
+	}
+	onLoss := arbiter.Record
+	if cfg.Stall {
+		onLoss = arbiter.Stall
+	}
+	arb, err := arbiter.New(arbiter.Config{
+		Channel: cfg.Channel, Lines: len(cfg.Lines), Servers: len(c.servers), Sessions: cfg.Sessions,
+		Start: cfg.Start, OnLoss: onLoss,
+		ReorderWait: cfg.ReorderWait, ReorderBytes: int(cfg.ReorderBytes),
+		Gap: gap.Config{RetryMin: cfg.NakRetry, Budget: cfg.NakBudget, MaxRequest: cfg.MaxRequest, Seed: cfg.Seed},
+	}, output{c})
+	if err != nil {
+		return nil, fmt.Errorf("%w: %w", ErrConfig, err)
+	}
+	c.arb = arb
+	if err := c.open(); err != nil {
+		c.closeSockets()
+		return nil, err
+	}
+	return c, nil
+}
+
+func (c *Channel) open() error {
+	var listen []mcast.ListenConfig
+	for _, l := range c.cfg.Lines {
+		ifname := l.Interface
+		if ifname == "" && l.Addr.Addr().IsMulticast() {
+			ifname = c.cfg.Interface
+		}
+		listen = append(listen, mcast.ListenConfig{
+			Addr: l.Addr, Interface: ifname, Source: l.Source,
+			RecvBuffer: c.cfg.RecvBuffer, Log: c.cfg.Log,
+		})
+	}
+	taps, err := mcast.OpenLines(listen)
+	if err != nil {
+		return fmt.Errorf("channel %s: %w", c.cfg.Channel, err)
+	}
+	for _, t := range taps {
+		c.lines = append(c.lines, &tap{Tap: t, rx: mcast.StartRX(t.Conn, mcast.NewRing(c.cfg.RingSlots, slotSize), c.wake, c.cfg.Log)})
+	}
+	if len(c.servers) > 0 {
+		conn, err := mcast.Listen(mcast.ListenConfig{RecvBuffer: c.cfg.RecvBuffer, Log: c.cfg.Log})
+		if err != nil {
+			return fmt.Errorf("channel %s: socket for requests: %w", c.cfg.Channel, err)
+		}
+		c.asks = mcast.StartRX(conn, mcast.NewRing(answerSlots, slotSize), c.wake, c.cfg.Log)
+	}
+	return nil
+}
+
+func (c *Channel) closeSockets() {
+	for _, t := range c.lines {
+		t.rx.Close()
+	}
+	if c.asks != nil {
+		c.asks.Close()
+	}
+}
+
+// Lines are the addresses that the lines are received on, in their order.
+func (c *Channel) Lines() []string {
+	out := make([]string, len(c.cfg.Lines))
+	for _, t := range c.lines {
+		for _, l := range t.Lines() {
+			out[l] = t.Conn.LocalAddr().String()
+		}
+	}
+	return out
+}
+
+// Run captures until ctx is done, or as Config.UntilEnd and EndTimeout say.
+// It then makes everything durable, closes every session and the sockets, and
+// returns the last status. Errors: ErrEndTimeout; a session that could not be
+// closed well; a socket that failed for good.
+func (c *Channel) Run(ctx context.Context) (Status, error) {
+	err := c.engine(ctx)
+	close(c.ended)
+	c.closeSockets()
+	for c.drain() { // what was received before the sockets closed
+	}
+	// What waited becomes islands. A full store takes them as it gets room; one
+	// that gets none leaves them missing, to be repaired by the next capture.
+	for i := 0; !c.arb.Flush(c.clock.Now()) && i < flushTries; i++ {
+		<-time.After(flushPause)
+	}
+	for _, s := range c.arb.Sessions() {
+		c.release(s)
+	}
+	c.closing.Wait()
+	status := c.status()
+	return status, errors.Join(err, c.mu.failed)
+}
+
+// Status is a snapshot, taken by the engine between two packets; ctx bounds
+// the wait for it.
+func (c *Channel) Status(ctx context.Context) (Status, error) {
+	got := make(chan Status, 1)
+	select {
+	case c.ask <- func() { got <- c.status() }:
+		return <-got, nil
+	case <-c.ended:
+		return Status{}, errors.New("channel " + c.cfg.Channel + " has stopped")
+	case <-ctx.Done():
+		return Status{}, ctx.Err()
+	}
+}
+
+func (c *Channel) engine(ctx context.Context) error {
+	timer := time.NewTimer(time.Hour)
+	defer timer.Stop()
+	c.lastPacket = c.clock.Now()
+	for {
+		busy := c.drain()
+		now := c.clock.Now()
+		c.requests(now)
+		switch {
+		case ctx.Err() != nil:
+			return nil
+		case c.cfg.UntilEnd && c.arb.Done():
+			return nil
+		case c.cfg.EndTimeout > 0 && !busy && now-c.lastPacket >= moldcast.Instant(c.cfg.EndTimeout):
+			return fmt.Errorf("channel %s: %w %v", c.cfg.Channel, ErrEndTimeout, c.cfg.EndTimeout)
+		}
+		if err := c.failed(); err != nil {
+			return err
+		}
+		if busy {
+			select {
+			case fn := <-c.ask:
+				fn()
+			default:
+			}
+			continue
+		}
+		signal := c.wake.Arm()
+		if c.waiting() {
+			c.wake.Disarm()
+			continue
+		}
+		timer.Reset(c.sleep(now))
+		select {
+		case <-signal:
+		case <-timer.C:
+		case fn := <-c.ask:
+			fn()
+		case <-ctx.Done():
+		}
+		c.wake.Disarm()
+	}
+}
+
+// sleep is how long the engine may sleep if nothing arrives.
+func (c *Channel) sleep(now moldcast.Instant) time.Duration {
+	at := c.arb.Deadline()
+	if c.cfg.EndTimeout > 0 {
+		at = min(at, c.lastPacket+moldcast.Instant(c.cfg.EndTimeout))
+	}
+	if at == gap.Never {
+		return time.Hour
+	}
+	return max(0, min(time.Duration(at-now), time.Hour))
+}
+
+func (c *Channel) waiting() bool {
+	for _, t := range c.lines {
+		if !t.rx.Ring().Empty() {
+			return true
+		}
+	}
+	return c.asks != nil && !c.asks.Ring().Empty()
+}
+
+// failed is the error of a receive thread that ended by itself.
+func (c *Channel) failed() error {
+	for _, t := range c.lines {
+		if err := t.rx.Err(); err != nil {
+			return fmt.Errorf("channel %s: %v: %w", c.cfg.Channel, t.Conn.LocalAddr(), err)
+		}
+	}
+	return nil
+}
+
+// drain offers what waits in the rings, some of each in turn, and reports
+// whether it may have left any.
+func (c *Channel) drain() bool {
+	more := false
+	now := c.clock.Now()
+	for _, t := range c.lines {
+		ring := t.rx.Ring()
+		n := 0
+		for ; n < drainBatch; n++ {
+			d := ring.Pop()
+			if d == nil {
+				break
+			}
+			line := t.Line(d)
+			if line < 0 {
+				c.foreign++ // another sender's, which no line is to hear
+				continue
+			}
+			c.lastPacket = now
+			c.heardFrom(now, d.Src.Addr())
+			c.arb.Offer(now, d.Stamp, line, d.Data)
+		}
+		more = more || n == drainBatch
+	}
+	if c.asks == nil {
+		return more
+	}
+	ring := c.asks.Ring()
+	n := 0
+	for ; n < drainBatch; n++ {
+		d := ring.Pop()
+		if d == nil {
+			break
+		}
+		server := c.server(d.Src)
+		if server < 0 {
+			c.foreign++
+			continue
+		}
+		c.arb.OfferAnswer(now, d.Stamp, server, d.Data)
+	}
+	return more || n == drainBatch
+}
+
+// heardFrom follows the address of the stream for RerequestSource: another
+// one is believed when the last has been silent for three heartbeats.
+func (c *Channel) heardFrom(now moldcast.Instant, src netip.Addr) {
+	if !c.cfg.RerequestSource {
+		return
+	}
+	last := &c.servers[len(c.servers)-1]
+	switch {
+	case last.Addr() == src:
+	case last.IsValid() && now-c.sourceSeen < moldcast.Instant(3*time.Second):
+		return
+	default:
+		*last = netip.AddrPortFrom(src, c.cfg.RerequestPort)
+		c.cfg.Log.Info("requests go to the stream's source", "channel", c.cfg.Channel, "server", *last)
+	}
+	c.sourceSeen = now
+}
+
+// server is the number of the server that a datagram came from: by address
+// and port, else by address, since some answer from another port; -1 when
+// nobody there was asked.
+func (c *Channel) server(src netip.AddrPort) int {
+	if i := slices.Index(c.servers, src); i >= 0 {
+		return i
+	}
+	return slices.IndexFunc(c.servers, func(a netip.AddrPort) bool { return a.IsValid() && a.Addr() == src.Addr() })
+}
+
+// requests sends what is due.
+func (c *Channel) requests(now moldcast.Instant) {
+	c.request, c.out = c.request[:0], c.out[:0]
+	for {
+		s, r, ok := c.arb.Poll(now)
+		if !ok {
+			break
+		}
+		if c.asks == nil || !c.servers[r.Server].IsValid() {
+			continue // the stream's source is not known yet; it is asked again
+		}
+		at := len(c.request)
+		c.request = moldcast.AppendRequest(c.request, moldcast.Request{Session: s, First: r.Range.First, Count: uint16(min(r.Range.Len(), moldcast.MaxCount))})
+		c.out = append(c.out, mcast.Datagram{Data: c.request[at:len(c.request):len(c.request)], Dst: c.servers[r.Server]})
+	}
+	if len(c.out) > 0 {
+		// A request that the system does not take is one that was lost: the
+		// socket counts it, and the schedule repeats it.
+		_, _ = c.asks.Socket().WriteBatch(c.out)
+	}
+}
+
+func (c *Channel) status() Status {
+	st := Status{Channel: c.cfg.Channel, Counters: c.arb.Counters()}
+	c.mu.Lock()
+	st.Sessions = append(make([]SessionStatus, 0, len(c.mu.recent)+4), c.mu.recent...)
+	c.mu.Unlock()
+	for _, t := range c.lines {
+		n := t.rx.Counters()
+		st.QueueDropped += n.QueueDropped
+		st.KernelDropped += n.KernelDropped
+		st.Malformed += n.Truncated
+	}
+	if c.asks != nil {
+		n := c.asks.Counters()
+		st.QueueDropped += n.QueueDropped
+		st.KernelDropped += n.KernelDropped
+		st.Malformed += n.Truncated
+	}
+	st.WrongSession += c.foreign
+	for _, s := range c.arb.Sessions() {
+		if x, ok := s.Ref.(*session); ok {
+			st.Sessions = append(st.Sessions, sessionStatus(s, x))
+		}
+	}
+	return st
+}
+
+func sessionStatus(s *arbiter.Session, x *session) SessionStatus {
+	st := SessionStatus{Session: s.Name(), Take: x.sink.Take(), State: s.State().String(), FirstSeq: s.First(), Holes: s.Missing()}
+	st.NextSeq, st.DurableSeq, st.HeadSeq = x.sink.Watermarks()
+	return st
+}
+
+// release closes a session of the arbiter in the background: sealing takes
+// its time.
+func (c *Channel) release(s *arbiter.Session) {
+	x, ok := s.Ref.(*session)
+	if !ok {
+		return
+	}
+	s.Ref = nil
+	st := sessionStatus(s, x)
+	c.closing.Go(func() {
+		err := x.sink.Close()
+		if err != nil {
+			err = fmt.Errorf("channel %s, session %v: %w", c.cfg.Channel, st.Session, err)
+			c.cfg.Log.Error("session not closed well", "err", err)
+		}
+		st.NextSeq, st.DurableSeq, st.HeadSeq = x.sink.Watermarks()
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		c.mu.failed = cmp.Or(c.mu.failed, err)
+		if len(c.mu.recent) == maxRecent {
+			c.mu.recent = slices.Delete(c.mu.recent, 0, 1)
+		}
+		c.mu.recent = append(c.mu.recent, st)
+	})
+}
+
+// alarm reports whether a trouble that is due by at is to be logged now.
+func (c *Channel) alarm(at *moldcast.Instant) bool {
+	now := c.clock.Now()
+	if now < *at {
+		return false
+	}
+	*at = now + moldcast.Instant(alarmEvery)
+	return true
+}
+
+// output is the arbiter's way to the sink.
+type output struct{ c *Channel }
+
+func (o output) Open(s *arbiter.Session) (moldcast.Held, error) {
+	c := o.c
+	sink, err := c.sink.Open(c.cfg.Channel, s.Name(), c.Lines())
+	if err != nil {
+		if c.alarm(&c.openAlarm) {
+			c.cfg.Log.Error("session cannot be opened; retried", "channel", c.cfg.Channel, "session", s.Name(), "err", err)
+		}
+		return moldcast.Held{}, err
+	}
+	s.Ref = &session{sink: sink}
+	held := sink.Held()
+	c.cfg.Log.Info("session", "channel", c.cfg.Channel, "session", s.Name(), "take", sink.Take(), "held", moldcast.Range{First: held.First, Next: held.Head}.String(), "holes", len(held.Holes))
+	return held, nil
+}
+
+// sink is where s is stored, told where s begins.
+func (o output) sink(s *arbiter.Session) SessionSink {
+	x := s.Ref.(*session)
+	if f := s.First(); f != x.first {
+		x.first = f
+		x.sink.Start(f)
+	}
+	return x.sink
+}
+
+func (o output) Append(s *arbiter.Session, p moldcast.Piece) bool {
+	_, err := o.sink(s).Append(p)
+	if err != nil && o.c.alarm(&o.c.writeAlarm) {
+		o.c.cfg.Log.Error("messages not stored; they stay a gap", "channel", o.c.cfg.Channel, "session", s.Name(), "range", p.Range(), "err", err)
+	}
+	return err == nil
+}
+
+func (o output) Mark(s *arbiter.Session, m moldcast.Mark) { o.sink(s).Mark(m) }
+
+func (o output) Hole(s *arbiter.Session, h moldcast.Hole) {
+	o.sink(s).Hole(h)
+	o.c.cfg.Log.Warn("hole on record; asked for in the background", "channel", o.c.cfg.Channel, "session", s.Name(), "range", h.Range, "messages", h.Range.Len())
+}
+
+func (o output) Ended(s *arbiter.Session) {
+	end, _ := s.End()
+	o.c.cfg.Log.Info("end of session", "channel", o.c.cfg.Channel, "session", s.Name(), "end", end, "missing", s.Missing())
+}
+
+func (o output) Conflict(s *arbiter.Session, at moldcast.Seq, line int) {
+	o.c.cfg.Log.Warn("a message came again with other bytes; dropped and counted in conflicts", "channel", o.c.cfg.Channel, "session", s.Name(), "seq", at, "line", mcast.LineName(line))
+}
+
+func (o output) Close(s *arbiter.Session) { o.c.release(s) }

@@ -1,0 +1,125 @@
+package capture
+
+import (
+	"errors"
+	"fmt"
+	"log/slog"
+	"net/netip"
+	"time"
+
+	"github.com/moldtape/moldtape/capture/arbiter"
+	"github.com/moldtape/moldtape/moldcast"
+	"github.com/moldtape/moldtape/moldcast/mcast"
+)
+
+// MaxLines is the most lines of one channel.
+const MaxLines = 16
+
+// Line is one copy of a channel's stream.
+type Line struct {
+	Addr      netip.AddrPort // IPv4 group and port to join, or a unicast address to bind
+	Interface string         // to join on; empty: Config.Interface
+	Source    netip.Addr     // only datagrams from here, when valid
+}
+
+func (l Line) String() string {
+	s := l.Addr.String()
+	if l.Interface != "" {
+		s += ",interface=" + l.Interface
+	}
+	if l.Source.IsValid() {
+		s += ",source=" + l.Source.String()
+	}
+	return s
+}
+
+// Config is what one channel captures, and how.
+type Config struct {
+	Channel   string
+	Lines     []Line             // 1..MaxLines, all different
+	Interface string             // of the lines that name none; empty: the system's choice
+	Sessions  []moldcast.Session // to record; empty: all
+
+	Rerequest       []netip.AddrPort // request servers, asked in turn
+	RerequestSource bool             // also ask the address that the stream comes from …
+	RerequestPort   uint16           // … at this port
+
+	ReorderWait  time.Duration // how long early messages stay in memory; default 2 ms
+	ReorderBytes int64         // and how many bytes of them; default 64 MiB
+	NakRetry     time.Duration // least time before a request is repeated; default 2 ms
+	NakBudget    time.Duration // how long a gap is asked for before it is a hole; default 10 s
+	MaxRequest   int           // most messages one request asks for; default moldcast.MaxCount
+	Stall        bool          // never give a gap up
+	Start        arbiter.Start // where a session that is not held yet begins
+
+	UntilEnd   bool          // end when every session has ended and is durable
+	EndTimeout time.Duration // end with ErrEndTimeout after so long without a packet; 0: never
+
+	RecvBuffer int // bytes of socket receive buffer asked for; default 32 MiB
+	RingSlots  int // datagrams between a line's thread and the engine; default 8192
+
+	Clock mcast.Clock  // default the system's
+	Log   *slog.Logger // default none
+	Seed  uint64       // of the request jitter; 0: from the clock
+}
+
+// EnsureDefaults fills what is zero.
+func (c *Config) EnsureDefaults() {
+	def := func(d *time.Duration, v time.Duration) {
+		if *d == 0 {
+			*d = v
+		}
+	}
+	if c.Channel == "" {
+		c.Channel = "default"
+	}
+	def(&c.ReorderWait, 2*time.Millisecond)
+	def(&c.NakRetry, 2*time.Millisecond)
+	def(&c.NakBudget, 10*time.Second)
+	if c.ReorderBytes == 0 {
+		c.ReorderBytes = 64 << 20
+	}
+	if c.RecvBuffer == 0 {
+		c.RecvBuffer = 32 << 20
+	}
+	if c.Clock == nil {
+		c.Clock = mcast.NewClock()
+	}
+	if c.Log == nil {
+		c.Log = slog.New(slog.DiscardHandler)
+	}
+	if c.Seed == 0 {
+		c.Seed = uint64(c.Clock.Wall())
+	}
+}
+
+// ErrConfig is wrapped by what Validate finds.
+var ErrConfig = errors.New("capture configuration")
+
+// Validate reports the first thing that is wrong with c.
+func (c *Config) Validate() error {
+	switch {
+	case len(c.Lines) == 0:
+		return fmt.Errorf("%w: channel %s has no line", ErrConfig, c.Channel)
+	case len(c.Lines) > MaxLines:
+		return fmt.Errorf("%w: channel %s has %d lines; at most %d", ErrConfig, c.Channel, len(c.Lines), MaxLines)
+	case c.RerequestSource && c.RerequestPort == 0:
+		return fmt.Errorf("%w: channel %s asks the stream's source but no port is given", ErrConfig, c.Channel)
+	case c.ReorderWait < 0, c.ReorderBytes < 0, c.NakRetry < 0, c.NakBudget < 0, c.EndTimeout < 0:
+		return fmt.Errorf("%w: channel %s has a negative limit", ErrConfig, c.Channel)
+	}
+	for i, l := range c.Lines {
+		if !l.Addr.Addr().Is4() {
+			return fmt.Errorf("%w: line %v is not IPv4", ErrConfig, l)
+		}
+		for _, o := range c.Lines[:i] {
+			if o == l {
+				return fmt.Errorf("%w: line %v is given twice; lines must differ in group, port, interface or source", ErrConfig, l)
+			}
+		}
+	}
+	return nil
+}
+
+// ErrEndTimeout: no packet came for Config.EndTimeout.
+var ErrEndTimeout = errors.New("no packet for the end timeout")

@@ -1,0 +1,17 @@
+// Package capture is the capture node: it receives the lines of a channel,
+// has gaps repaired, and hands every message once to a Sink.
+//
+//	line A ─▶ RX thread ─▶ ring ─┐
+//	line B ─▶ RX thread ─▶ ring ─┼─▶ engine: arbiter ─▶ Sink
+//	answers ▶ RX thread ─▶ ring ─┘      │
+//	             request servers ◀──────┘ requests
+//
+// A Channel has one engine, the goroutine that calls Run. It owns the arbiter
+// and with it all protocol state, so nothing is locked; what others want to
+// know of it (Status) they ask it. Answers to requests are ordinary
+// downstream packets that enter by the same door as a third line; they are
+// taken only from addresses that were asked.
+//
+// The engine never waits for the disk: a Sink that is full refuses, and what
+// it refused stays a gap, to be repaired.
+package capture

@@ -1,0 +1,36 @@
+package capture
+
+import "github.com/moldtape/moldtape/moldcast"
+
+// Sink is where a channel's sessions are stored.
+type Sink interface {
+	// Open takes up a session for writing, on the engine's goroutine: it may
+	// read what is known of the session, and must not wait for anything slow.
+	// groups are the lines' addresses, for the record.
+	Open(channel string, s moldcast.Session, groups []string) (SessionSink, error)
+}
+
+// SessionSink stores one session. All methods but Close are called on the
+// engine's goroutine and must not block.
+type SessionSink interface {
+	// Take is which recording of the session name it is, from 1.
+	Take() int
+	// Held is what is stored already.
+	Held() moldcast.Held
+	// Start says that nothing below first is wanted: where coverage begins
+	// until something lower is stored.
+	Start(first moldcast.Seq)
+	// Append stores a piece, copying it, and says how many messages were new.
+	// An error means that nothing was stored.
+	Append(p moldcast.Piece) (stored int, err error)
+	// Mark records a heartbeat or End of Session.
+	Mark(m moldcast.Mark)
+	// Hole records a range that was given up.
+	Hole(h moldcast.Hole)
+	// Watermarks: no hole below next; the same and synced, durable; one past
+	// the highest stored, head.
+	Watermarks() (next, durable, head moldcast.Seq)
+	// Close makes everything durable and ends the writing. It may take long,
+	// and is called on another goroutine, as the last method.
+	Close() error
+}
