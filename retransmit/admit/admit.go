@@ -36,10 +36,8 @@ const lingered = 64
 // answer is one that was sent, for linger.
 type answer struct {
 	at      moldcast.Instant
-	sent    moldcast.Range
-	asked   moldcast.Seq // one past the last asked for
+	request moldcast.Request // its count clamped
 	host    [16]byte
-	session moldcast.Session
 	port    uint16
 }
 
@@ -127,12 +125,11 @@ func (a *Admitter) judge(now moldcast.Instant, from netip.AddrPort, r moldcast.R
 		return moldcast.Range{}, NotAllowed
 	}
 	r.Count = min(r.Count, a.cfg.MaxCount)
-	asked := r.Range()
 	c := a.row(now, addr)
 	if c == &a.rows[0] {
 		a.stats.Shared++
 	}
-	if a.repeated(c, now, addr, from.Port(), r.Session, asked) {
+	if a.repeated(c, now, addr, from.Port(), r) {
 		return moldcast.Range{}, Repeated
 	}
 	b := a.budget(c)
@@ -146,13 +143,12 @@ func (a *Admitter) judge(now moldcast.Instant, from netip.AddrPort, r moldcast.R
 	}
 	c.account.requests.take(b.requests, 1)
 	a.spent.requests.take(a.total.requests, 1)
-	return asked, Admitted
+	return r.Range(), Admitted
 }
 
-// Answered tells that an admitted request was answered with sent, in a
-// datagram of size bytes. It may come later than other requests of the same
-// client.
-func (a *Admitter) Answered(now moldcast.Instant, from netip.AddrPort, r moldcast.Request, sent moldcast.Range, size int) {
+// Answered tells that an admitted request was answered, in a datagram of size
+// bytes. It may come later than other requests of the same client.
+func (a *Admitter) Answered(now moldcast.Instant, from netip.AddrPort, r moldcast.Request, size int) {
 	addr := from.Addr().Unmap()
 	c := a.row(now, addr)
 	b := a.budget(c)
@@ -167,18 +163,14 @@ func (a *Admitter) Answered(now moldcast.Instant, from netip.AddrPort, r moldcas
 	if c.ring == nil {
 		c.ring = new([lingered]answer)
 	}
-	c.ring[c.newest%lingered] = answer{
-		at: now, sent: sent, asked: r.Range().Next, host: addr.As16(), session: r.Session, port: from.Port(),
-	}
+	c.ring[c.newest%lingered] = answer{at: now, request: r, host: addr.As16(), port: from.Port()}
 	c.newest++
 	c.kept = min(c.kept+1, lingered)
 }
 
-// repeated reports whether the answer to asked would hold nothing but what
-// was sent to the same place less than Linger ago: asked lies in what was
-// sent, or it begins where an earlier request began and reaches no further.
-// The rest of an earlier request that did not fit one packet is neither.
-func (a *Admitter) repeated(c *client, now moldcast.Instant, addr netip.Addr, port uint16, s moldcast.Session, asked moldcast.Range) bool {
+// repeated reports whether r was answered, to the same address and port, less
+// than Linger ago.
+func (a *Admitter) repeated(c *client, now moldcast.Instant, addr netip.Addr, port uint16, r moldcast.Request) bool {
 	if c.kept == 0 || a.cfg.Linger <= 0 {
 		return false
 	}
@@ -188,12 +180,7 @@ func (a *Admitter) repeated(c *client, now moldcast.Instant, addr netip.Addr, po
 		if now-e.at >= moldcast.Instant(a.cfg.Linger) {
 			return false
 		}
-		if e.port != port || e.host != host || e.session != s {
-			continue
-		}
-		within := e.sent.First <= asked.First && asked.Next <= e.sent.Next
-		same := e.sent.First == asked.First && asked.Next <= e.asked
-		if within || same {
+		if e.request.First == r.First && e.request == r && e.port == port && e.host == host {
 			return true
 		}
 	}

@@ -53,7 +53,7 @@ type Config struct {
 	// microseconds. Negative: none.
 	Linger time.Duration
 
-	// Clients bounds the table, 1..1<<20. Default 4096, at most 18 MB.
+	// Clients bounds the table, 1..1<<20. Default 4096, at most 14 MB.
 	Clients int
 }
 

@@ -13,9 +13,12 @@
 //     ask for it, and UDP sources can be forged, so a server open to the world
 //     is a weapon. The default admits loopback, private and link-local
 //     networks; Config.Allow replaces it.
-//   - Linger. A request that asks for nothing but what went to the same
-//     address and port less than Config.Linger ago is a duplicate made by the
-//     network, or by a receiver's two lines: it is not answered twice.
+//   - Linger. The same request, from the same address and port, less than
+//     Config.Linger after its answer is a duplicate made by the network, or
+//     was sent before the answer arrived: it is not answered twice. Only the
+//     same: a requester may well ask for part of what it was just sent (it
+//     lost the answer, or serves several readers), and to answer costs one
+//     packet of its own budget, while silence costs it a time-out.
 //   - Budgets. Token buckets for requests and for answered bytes, for each
 //     client and in total. A client is an IPv4 address or an IPv6 /64: ports
 //     are free to whoever asks. Bytes are paid after the answer: a bucket in

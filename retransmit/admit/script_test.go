@@ -16,8 +16,7 @@ import (
 //
 //	new [client=R] [client-bytes=B] [loopback=R] [total=R] [total-bytes=B]
 //	    [burst=D] [linger=D] [clients=N] [max-count=N] [allow=P,P…]
-//	run       one line each: T FROM [SESSION] FIRST+COUNT [sent FIRST+COUNT SIZE]
-//	          [× N]; T is a duration on the timeline; prints the verdict; "sent"
+//	run       one line each: T FROM [SESSION] FIRST+COUNT [sent SIZE] [× N]; T is a duration on the timeline; prints the verdict; "sent"
 //	          tells the Admitter of the answer, if the request was admitted
 //	stats
 func TestScripts(t *testing.T) {
@@ -104,13 +103,10 @@ func runLine(t *testing.T, a *Admitter, line string, out *strings.Builder) {
 	}
 	r.First, r.Count = span(t, f[0])
 	f = f[1:]
-	var sent moldcast.Range
 	size, times := 0, 1
 	if len(f) > 0 && f[0] == "sent" {
-		first, n := span(t, f[1])
-		sent = moldcast.Range{First: first, Next: first + moldcast.Seq(n)}
-		fmt.Sscan(f[2], &size)
-		f = f[3:]
+		fmt.Sscan(f[1], &size)
+		f = f[2:]
 	}
 	if len(f) > 0 && f[0] == "×" {
 		fmt.Sscan(f[1], &times)
@@ -123,7 +119,7 @@ func runLine(t *testing.T, a *Admitter, line string, out *strings.Builder) {
 		if v == Admitted {
 			last = rng
 			if size > 0 {
-				a.Answered(now, from, r, sent, size)
+				a.Answered(now, from, r, size)
 			}
 		}
 	}

@@ -1,0 +1,77 @@
+package retransmit
+
+import (
+	"encoding/binary"
+	"errors"
+
+	"github.com/moldtape/moldtape/moldcast"
+)
+
+// parse reads a request, or says why it has no answer.
+func parse(b []byte) (moldcast.Request, Reason) {
+	r, err := moldcast.ParseRequest(b)
+	switch {
+	case err == nil:
+		return r, noReason
+	case len(b) == 0:
+		return r, Empty
+	case err == moldcast.ErrCountZero:
+		return r, CountZero
+	case err == moldcast.ErrSeqZero:
+		return r, SeqZero
+	}
+	return r, Malformed
+}
+
+// answer builds the one packet that answers r, which is not empty, into
+// dst[:0]: at most payload bytes, or more when the first message alone is
+// larger. out is dst, grown if need be, in any case. The Reason is noReason
+// when there is an answer, isCold when there is one on disk and cold is
+// false; err goes with ReadFailed.
+func answer(dst []byte, v View, s moldcast.Session, r moldcast.Range, payload int, cold bool) (out []byte, sent moldcast.Range, why Reason, err error) {
+	dst = dst[:0]
+	// The head is read before anything is sent, so that it only ever lags
+	// behind what is published.
+	first, head := v.Bounds()
+	if r.First >= head {
+		return dst, sent, BeyondHead, nil
+	}
+	if r.First < first {
+		return dst, sent, BelowFirst, nil
+	}
+	count := int(min(r.Len(), uint64(head-r.First), moldcast.MaxCount))
+	dst = moldcast.AppendHeader(dst, s, r.First, 0)
+	out, n, err := v.Append(dst, r.First, count, payload-moldcast.HeaderSize, cold)
+	if n == 0 && err == nil {
+		out, n, err = v.Append(dst, r.First, 1, moldcast.MaxDatagram-moldcast.HeaderSize, cold)
+		if n == 0 && err == nil {
+			err = errTooLarge
+		}
+	}
+	if err != nil {
+		switch {
+		case errors.Is(err, ErrCold):
+			// Also when some of it is in memory: an answer is as full as it
+			// can be.
+			return dst[:0], sent, isCold, nil
+		case n > 0:
+			// It ends at a hole.
+		case isHole(err):
+			return dst[:0], sent, Missing, nil
+		default:
+			return dst[:0], sent, ReadFailed, err
+		}
+	}
+	binary.BigEndian.PutUint16(out[18:], uint16(n))
+	return out, moldcast.Range{First: r.First, Next: r.First + moldcast.Seq(n)}, noReason, nil
+}
+
+var errTooLarge = errors.New("message does not fit a datagram")
+
+func isHole(err error) bool {
+	if _, ok := err.(*moldcast.HoleError); ok { // without errors.As, which allocates
+		return true
+	}
+	var h *moldcast.HoleError
+	return errors.As(err, &h)
+}

@@ -1,0 +1,31 @@
+// Package retransmit answers MoldUDP64 requests from an archive, without a
+// window: whatever is held can be asked for.
+//
+// # The rules (protocol.md, "MoldUDP64")
+//
+//   - One request, at most one answer: a downstream packet, unicast to the
+//     address that the request came from. It holds whole messages, from the
+//     first asked for, contiguous, as many as were asked for and fit the MTU;
+//     the requester asks again for the rest.
+//   - A message larger than the MTU goes alone in one larger datagram.
+//   - Nothing at or beyond the head is ever sent, nor anything of another
+//     session. A name on the wire is the latest take under that name.
+//   - Where the archive has a hole, the answer ends before it; a request whose
+//     first message is missing has no answer.
+//   - Everything else (malformed, empty, count 0, out of range, unknown
+//     session, refused by admission) has no answer, but a counter with the
+//     Reason. Requests are conserved: each is answered, or counted under
+//     exactly one Reason, or waits for its cold read.
+//
+// # How
+//
+// One goroutine reads requests in batches and answers from memory at once:
+// nothing there allocates or waits. What needs a disk goes to a pool of
+// workers over a bounded queue, of which one client gets at most a quarter;
+// when it is full the request is dropped and counted, and the requester's
+// retry finds the queue shorter. So a client that reads last week's history
+// never delays one that lost a packet a moment ago.
+//
+// One socket serves the sessions of any number of channels: Source finds the
+// View of a session. Package admit decides which requests are answered at all.
+package retransmit

@@ -1,0 +1,5 @@
+//go:build race
+
+package retransmit
+
+const raceEnabled = true

@@ -1,0 +1,295 @@
+package retransmit
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/netip"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/moldtape/moldtape/moldcast"
+	"github.com/moldtape/moldtape/moldcast/mcast"
+	"github.com/moldtape/moldtape/retransmit/admit"
+)
+
+// Conn is what a Server needs of a socket; an mcast.Socket is one. One
+// goroutine reads, several write.
+type Conn interface {
+	ReadBatch(ds []mcast.Datagram) (int, error)
+	WriteBatch(ds []mcast.Datagram) (int, error)
+	LocalAddr() netip.AddrPort
+	Close() error
+}
+
+// Clock gives monotonic time.
+type Clock interface{ Now() moldcast.Instant }
+
+// recvSize is the room for one request: more than it needs, so that a longer
+// datagram is seen to be longer.
+const recvSize = 64
+
+// Listen opens the socket of a Server on a unicast address; port 0 asks the
+// system for one. Errors are mcast.Listen's.
+func Listen(addr netip.AddrPort, log *slog.Logger) (*mcast.Conn, error) {
+	if addr.Addr().IsMulticast() {
+		return nil, fmt.Errorf("%w %v: requests are unicast", mcast.ErrAddress, addr)
+	}
+	return mcast.Listen(mcast.ListenConfig{Addr: addr, MaxDatagram: recvSize, Log: log})
+}
+
+// Config is what a Server is made of.
+type Config struct {
+	Conn   Conn   // Run closes it
+	Source Source // finds sessions
+	Admit  admit.Config
+
+	// MTU bounds the IPv4 packet of an answer: 128..65535 bytes. Default 1500.
+	MTU int
+
+	// Workers read from disk: 1..256. Default 4: such a read waits for the
+	// disk more than it computes.
+	Workers int
+
+	// QueueCold bounds the requests that wait for a worker: 4..65536. Default
+	// 1024: at 1 ms a read, 4 workers are through it in the 250 ms after which
+	// the slowest retry comes.
+	QueueCold int
+
+	Clock Clock        // default: the system's
+	Log   *slog.Logger // default: discarded
+}
+
+// EnsureDefaults fills in what is zero.
+func (c *Config) EnsureDefaults() {
+	if c.MTU == 0 {
+		c.MTU = 1500
+	}
+	if c.Workers == 0 {
+		c.Workers = 4
+	}
+	if c.QueueCold == 0 {
+		c.QueueCold = 1024
+	}
+	if c.Clock == nil {
+		c.Clock = mcast.NewClock()
+	}
+	if c.Log == nil {
+		c.Log = slog.New(slog.DiscardHandler)
+	}
+	c.Admit.EnsureDefaults()
+}
+
+// Validate reports the first value out of range. EnsureDefaults comes before.
+func (c *Config) Validate() error {
+	switch {
+	case c.Conn == nil:
+		return errors.New("retransmit: no Conn")
+	case c.Source == nil:
+		return errors.New("retransmit: no Source")
+	case c.MTU < 128 || c.MTU > 65535:
+		return fmt.Errorf("retransmit: MTU %d: want 128..65535", c.MTU)
+	case c.Workers < 1 || c.Workers > 256:
+		return fmt.Errorf("retransmit: Workers %d: want 1..256", c.Workers)
+	case c.QueueCold < 4 || c.QueueCold > 65536:
+		return fmt.Errorf("retransmit: QueueCold %d: want 4..65536", c.QueueCold)
+	}
+	return c.Admit.Validate()
+}
+
+// Server answers requests. Run's goroutine owns the batches; the Admitter and
+// the set of pending cold reads each have a lock, held for nanoseconds and
+// never while anything is read, sent or called; counters are atomic.
+type Server struct {
+	cfg     Config
+	payload int // of an answer's datagram, bytes
+
+	admit struct {
+		sync.Mutex
+		*admit.Admitter
+	}
+	cold *pool
+
+	in, out []mcast.Datagram // of Run's goroutine; out[i].Data is kept from batch to batch
+
+	requests, answered, coldAnswered, messages, bytes atomic.Uint64
+	unanswered                                        [Reasons]atomic.Uint64
+	said                                              [Reasons]atomic.Int64 // when a Reason was last logged
+}
+
+// New makes a Server. The error is Config.Validate's.
+func New(cfg Config) (*Server, error) {
+	cfg.EnsureDefaults()
+	if err := cfg.Validate(); err != nil {
+		return nil, err
+	}
+	s := &Server{cfg: cfg, payload: moldcast.PayloadSize(cfg.MTU)}
+	a, err := admit.New(cfg.Admit)
+	if err != nil {
+		return nil, err
+	}
+	s.admit.Admitter = a
+	s.cold = newPool(cfg.QueueCold)
+	s.in = make([]mcast.Datagram, mcast.BatchSize)
+	room := make([]byte, len(s.in)*recvSize)
+	for i := range s.in {
+		s.in[i].Data = room[i*recvSize : (i+1)*recvSize : (i+1)*recvSize]
+	}
+	s.out = make([]mcast.Datagram, mcast.BatchSize)
+	for i := range s.out {
+		s.out[i].Data = make([]byte, 0, s.payload)
+	}
+	for r := range s.said {
+		s.said[r].Store(-1 << 62)
+	}
+	return s, nil
+}
+
+// Addr is the address that requests are read from.
+func (s *Server) Addr() netip.AddrPort { return s.cfg.Conn.LocalAddr() }
+
+// Stats is a snapshot. It may be called at any time.
+func (s *Server) Stats() Stats {
+	st := Stats{
+		Requests: s.requests.Load(), Answered: s.answered.Load(), Cold: s.coldAnswered.Load(),
+		Messages: s.messages.Load(), Bytes: s.bytes.Load(), Pending: s.cold.len(),
+	}
+	for r := range st.Unanswered {
+		st.Unanswered[r] = s.unanswered[r].Load()
+	}
+	s.admit.Lock()
+	st.Admit = s.admit.Stats()
+	s.admit.Unlock()
+	return st
+}
+
+// Run answers until ctx is done, which is no error, or the socket fails. It
+// closes the socket, and returns when no goroutine of the server is left:
+// after the reads from disk that are under way then. It is called once.
+func (s *Server) Run(ctx context.Context) error {
+	stop := context.AfterFunc(ctx, func() { s.cfg.Conn.Close() })
+	defer stop()
+	var workers sync.WaitGroup
+	for range s.cfg.Workers {
+		workers.Go(s.work)
+	}
+	err := s.serve()
+	s.cfg.Conn.Close()
+	s.cold.stop()
+	workers.Wait()
+	if ctx.Err() != nil && errors.Is(err, net.ErrClosed) {
+		return nil
+	}
+	return err
+}
+
+func (s *Server) serve() error {
+	for {
+		n, err := s.cfg.Conn.ReadBatch(s.in)
+		if err != nil {
+			return err
+		}
+		s.batch(s.in[:n])
+	}
+}
+
+// batch answers requests that arrived together, as far as memory answers them.
+func (s *Server) batch(in []mcast.Datagram) {
+	now := s.cfg.Clock.Now()
+	s.requests.Add(uint64(len(in)))
+	k, messages := 0, 0
+	for i := range in {
+		if k == len(s.out) { // a Conn may read more than it is sent
+			s.send(s.out[:k], messages)
+			k, messages = 0, 0
+		}
+		o := &s.out[k]
+		n, why := s.handle(now, &in[i], o)
+		switch {
+		case why == noReason:
+			k++
+			messages += n
+		case why < Reasons:
+			s.unanswered[why].Add(1)
+		}
+		in[i].Data = in[i].Data[:0]
+	}
+	if k > 0 {
+		s.send(s.out[:k], messages)
+	}
+}
+
+// handle turns one request into its answer in o, of n messages, or says why
+// there is none; isCold: a worker answers.
+func (s *Server) handle(now moldcast.Instant, d, o *mcast.Datagram) (n int, why Reason) {
+	r, why := parse(d.Data)
+	if why != noReason {
+		return 0, why
+	}
+	s.admit.Lock()
+	asked, verdict := s.admit.Admit(now, d.Src, r)
+	s.admit.Unlock()
+	if verdict != admit.Admitted {
+		if verdict == admit.NotAllowed && s.maySay(now, NotAllowed) {
+			s.cfg.Log.Warn("request from outside the allow-list is not answered", "from", d.Src, "session", r.Session)
+		}
+		return 0, reasonOf[verdict]
+	}
+	v, ok := s.cfg.Source.Lookup(r.Session)
+	if !ok {
+		return 0, UnknownSession
+	}
+	out, sent, why, err := answer(o.Data, v, r.Session, asked, s.payload, false)
+	o.Data = out
+	switch why {
+	case noReason:
+		o.Dst = d.Src
+		s.admit.Lock()
+		s.admit.Answered(now, d.Src, r, len(out))
+		s.admit.Unlock()
+		return int(sent.Len()), noReason
+	case isCold:
+		return 0, s.cold.put(job{from: d.Src, request: r, asked: asked, view: v})
+	case ReadFailed:
+		s.readFailed(now, r, err)
+	}
+	return 0, why
+}
+
+// send sends answers of so many messages, and returns how many were sent.
+func (s *Server) send(out []mcast.Datagram, messages int) int {
+	bytes := 0
+	for i := range out {
+		bytes += len(out[i].Data)
+	}
+	n, err := s.cfg.Conn.WriteBatch(out)
+	s.answered.Add(uint64(n))
+	s.messages.Add(uint64(messages))
+	s.bytes.Add(uint64(bytes))
+	if n == len(out) {
+		return n
+	}
+	s.unanswered[SendFailed].Add(uint64(len(out) - n))
+	if now := s.cfg.Clock.Now(); !errors.Is(err, net.ErrClosed) && s.maySay(now, SendFailed) {
+		s.cfg.Log.Warn("answer not sent", "error", err)
+	}
+	return n
+}
+
+func (s *Server) readFailed(now moldcast.Instant, r moldcast.Request, err error) {
+	if s.maySay(now, ReadFailed) {
+		s.cfg.Log.Error("archive cannot be read for a request", "session", r.Session, "range", r.Range(), "error", err)
+	}
+}
+
+// sayEvery is the least time between two log lines of one kind: whoever sends
+// requests must not fill the log.
+const sayEvery = moldcast.Instant(10 * time.Second)
+
+func (s *Server) maySay(now moldcast.Instant, r Reason) bool {
+	last := s.said[r].Load()
+	return now-moldcast.Instant(last) >= sayEvery && s.said[r].CompareAndSwap(last, int64(now))
+}
