@@ -71,6 +71,13 @@ func (m *Machine) check() error {
 	if m.expiries.len() > m.c.Outstanding {
 		return fmt.Errorf("%d requests outstanding", m.expiries.len())
 	}
+	for f := range perFlight {
+		for g := range perFlight {
+			if f < g && !m.flights[f].rng.Intersect(m.flights[g].rng).Empty() && m.stats.MessagesLost == 0 {
+				return fmt.Errorf("%v asked for while %v is in flight", m.flights[f].rng, m.flights[g].rng)
+			}
+		}
+	}
 	next := m.head
 	if len(items) > 0 {
 		next = items[0].first

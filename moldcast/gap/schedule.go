@@ -114,14 +114,14 @@ func (m *Machine) lose(id uint32) {
 	m.setNext()
 }
 
-// merge joins the adjoining ones of the pieces order[from:to], all of one loss
-// and at rest, and returns the new end.
+// merge joins what adjoins and is at rest of the pieces order[from:to], all of
+// one loss, and returns the new end.
 func (m *Machine) merge(from, to int) int {
 	items := m.order.items()
 	k := from
 	for i := from + 1; i < to; i++ {
 		p, q := &m.pieces[items[k].id], &m.pieces[items[i].id]
-		if p.next == q.first {
+		if p.next == q.first && p.state == settling && q.state == settling {
 			p.next = q.next
 			p.tries = max(p.tries, q.tries)
 			p.asked, p.prev = max(p.asked, q.asked), max(p.prev, q.prev)
@@ -139,22 +139,26 @@ func (m *Machine) merge(from, to int) int {
 }
 
 // hurry takes a lost gap, for which an answer has come after all, back to
-// steady asking.
+// steady asking. What is in flight stays so.
 func (m *Machine) hurry(id uint32) {
 	l := &m.losses[id]
 	items := m.order.items()
 	from := m.find(l.first)
 	to := from
 	for ; to < len(items) && items[to].first < l.next; to++ {
-		m.rest(items[to].id)
+		if m.pieces[items[to].id].state != flying {
+			m.rest(items[to].id)
+		}
 	}
 	to = m.merge(from, to)
 	l.slow, l.slowTries = false, 0
 	l.base = m.now
 	m.budgets.push(id, at(later(l.base, m.c.Budget)))
 	for _, e := range m.order.items()[from:to] {
-		m.pieces[e.id].tries = 0
-		m.makeReady(e.id)
+		if p := &m.pieces[e.id]; p.state != flying {
+			p.tries = 0
+			m.makeReady(e.id)
+		}
 	}
 }
 
