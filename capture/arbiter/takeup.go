@@ -31,16 +31,13 @@ func (a *Arbiter) fits(h, q moldcast.Seq) bool {
 	return h <= q && uint64(q-h) <= a.cfg.Limits.Jump
 }
 
-// hold keeps a copy of a packet, at the cost of the one held longest.
-func (a *Arbiter) hold(now moldcast.Instant, stamp moldcast.Stamp, line int, p moldcast.Packet, d []byte, name bool) {
+// hold keeps a copy of a packet until then, at the cost of the one held
+// longest.
+func (a *Arbiter) hold(now, until moldcast.Instant, stamp moldcast.Stamp, line int, p moldcast.Packet, d []byte, name bool) {
 	a.expireHeld(now)
 	if len(a.held) >= a.cfg.Limits.HeldPackets {
 		a.unconfirmed(&a.held[0])
 		a.held = slices.Delete(a.held, 0, 1)
-	}
-	until := moldcast.Instant(gap.Never)
-	if !name {
-		until = now + moldcast.Instant(a.cfg.Limits.JumpWait)
 	}
 	a.held = append(a.held, held{
 		session: p.Session, first: p.First, name: name, until: until,
@@ -110,29 +107,31 @@ const (
 	implausible        // not to be believed
 )
 
-// believe judges the distance of p from what is known of s.
-func (a *Arbiter) believe(now moldcast.Instant, s *Session, p moldcast.Packet) belief {
+// believe judges the distance of p from what is known of s. A doubtful packet
+// is to be confirmed before until.
+func (a *Arbiter) believe(now moldcast.Instant, s *Session, p moldcast.Packet) (b belief, until moldcast.Instant) {
 	l := &a.cfg.Limits
+	until = now + moldcast.Instant(l.JumpWait)
 	if head := s.m.Head(); p.First > head {
 		if uint64(p.First-head) > l.Jump {
-			return doubtful
+			return doubtful, until
 		}
-		return plausible
+		return plausible, 0
 	}
 	// A heartbeat below what was heard is nothing special. Messages below the
 	// first one wanted move that down.
 	if first := s.m.First(); p.Kind == moldcast.Data && p.First < first && uint64(first-p.First) > l.Jump {
-		if s.live && now-s.opened <= moldcast.Instant(l.StartWindow) {
-			return doubtful
+		if end := s.opened + moldcast.Instant(l.StartWindow); s.live && now < end {
+			return doubtful, min(until, end)
 		}
-		return implausible
+		return implausible, 0
 	}
-	return plausible
+	return plausible, 0
 }
 
 // offer takes a packet of a line, of an open session.
 func (a *Arbiter) offer(now moldcast.Instant, stamp moldcast.Stamp, line int, s *Session, p moldcast.Packet, d []byte) {
-	b := a.believe(now, s, p)
+	b, until := a.believe(now, s, p)
 	if b == implausible {
 		a.c.Implausible++
 		return
@@ -151,7 +150,7 @@ func (a *Arbiter) offer(now moldcast.Instant, stamp moldcast.Stamp, line int, s 
 		}
 	}
 	if b == doubtful {
-		a.hold(now, stamp, line, p, d, false)
+		a.hold(now, until, stamp, line, p, d, false)
 		return
 	}
 	a.process(now, stamp, line, s, p)
@@ -177,7 +176,7 @@ func (a *Arbiter) unknown(now moldcast.Instant, stamp moldcast.Stamp, line int, 
 			return h.name && h.session == p.Session && (a.fits(h.first, p.First) || a.fits(p.First, h.first))
 		}
 		if !slices.ContainsFunc(a.held, func(h held) bool { return fit(&h) }) {
-			a.hold(now, stamp, line, p, d, true)
+			a.hold(now, gap.Never, stamp, line, p, d, true)
 			return
 		}
 		if !a.mayOpen(now, p.Session) {

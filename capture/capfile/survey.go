@@ -142,7 +142,7 @@ func (s *Survey) try(t *tried, proto Protocol, b []byte) {
 		return
 	}
 	t.valid++
-	if !plausible(p.Session) {
+	if !Plausible(p.Session) {
 		if t.implausible == 0 {
 			t.binary = p.Session
 		}
@@ -182,9 +182,9 @@ func (s *Survey) try(t *tried, proto Protocol, b []byte) {
 	}
 }
 
-// plausible: a session name of printable characters, padded with spaces or
+// Plausible: a session name of printable characters, padded with spaces or
 // NULs; or all NULs. MoldUDP64 1.00 calls it alphanumeric.
-func plausible(s moldcast.Session) bool {
+func Plausible(s moldcast.Session) bool {
 	name := bytes.TrimRight(s[:], "\x00")
 	for _, c := range name {
 		if c < ' ' || c > '~' {
