@@ -1,0 +1,209 @@
+package moldcast
+
+import (
+	"encoding/binary"
+	"testing"
+	"time"
+
+	"pgregory.net/rapid"
+
+	"github.com/moldtape/moldtape/moldcast/gap"
+)
+
+var testSession = Session{'T', 'E', 'S', 'T', ' ', ' ', ' ', ' ', ' ', ' '}
+
+// body is the content of message q, different for each and of odd lengths,
+// nothing included.
+func body(q Seq) []byte {
+	n := int(q*2654435761>>7) % 41
+	b := make([]byte, n)
+	for i := range b {
+		b[i] = byte(uint64(q) + uint64(i)*31)
+	}
+	if n >= 8 {
+		binary.BigEndian.PutUint64(b, uint64(q))
+	}
+	return b
+}
+
+// dataPacket is a packet of the messages r.
+func dataPacket(s Session, r Range) []byte {
+	b := AppendHeader(nil, s, r.First, uint16(r.Len()))
+	for q := r.First; q < r.Next; q++ {
+		b = AppendMessage(b, body(q))
+	}
+	return b
+}
+
+// TestReceiverEndToEnd lets a Sender and a Receiver talk over links that lose,
+// repeat and delay in both directions. Whatever happens, each message is
+// delivered or reported lost once, with its own bytes, in order where that was
+// asked for; and as long as the ring covers it, nothing is lost.
+func TestReceiverEndToEnd(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		first := rapid.SampledFrom([]Seq{1, 484311999, ^Seq(0) - 2000}).Draw(t, "first")
+		total := rapid.IntRange(1, 900).Draw(t, "messages")
+		ordered := rapid.Bool().Draw(t, "ordered")
+		ring := rapid.SampledFrom([]int{1 << 16, 64}).Draw(t, "ring")
+		loss := rapid.IntRange(0, 50).Draw(t, "loss%")
+		s, err := NewSender(SenderConfig{
+			Session: testSession, First: first, Ring: ring,
+			MTU:            rapid.SampledFrom([]int{1500, 200}).Draw(t, "mtu"),
+			PacketMessages: rapid.IntRange(1, 30).Draw(t, "packet"),
+			Heartbeat:      20 * time.Millisecond,
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		end := first + Seq(total)
+		var delivered, lost gap.Set
+		at, ended := first, 0
+		budget := 300 * time.Millisecond
+		if ring > 64 {
+			budget = gap.Forever
+		}
+		r, err := NewReceiver(ReceiverConfig{
+			From:    first,
+			Ordered: ordered,
+			Gap: gap.Config{
+				Lines: 1, Servers: 1, Budget: budget,
+				HeartbeatInterval: 20 * time.Millisecond,
+				Seed:              rapid.Uint64().Draw(t, "seed"),
+			},
+			OnMessage: func(q Seq, data []byte) {
+				if string(data) != string(body(q)) {
+					t.Fatalf("message %d has other bytes", q)
+				}
+				if delivered.Contains(q) || lost.Contains(q) {
+					t.Fatalf("message %d twice", q)
+				}
+				if ordered && q != at {
+					t.Fatalf("message %d, want %d", q, at)
+				}
+				at = q + 1
+				delivered.Add(Range{First: q, Next: q + 1})
+			},
+			OnLost: func(l Range) {
+				if ordered && l.First != at {
+					t.Fatalf("lost %v, want from %d", l, at)
+				}
+				for q := l.First; q < l.Next; q++ {
+					if delivered.Contains(q) || lost.Contains(q) {
+						t.Fatalf("message %d is lost, and was not", q)
+					}
+				}
+				at = l.Next
+				lost.Add(l)
+			},
+			OnEnd: func(q Seq) {
+				ended++
+				if q != end {
+					t.Fatalf("end %d, want %d", q, end)
+				}
+			},
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		type datagram struct {
+			at     Instant
+			answer bool
+			b      []byte
+		}
+		now := Instant(1000)
+		var wire []datagram
+		chance := func(percent int, what string) bool { return rapid.IntRange(0, 99).Draw(t, what) < percent }
+		put := func(answer bool, b []byte) {
+			if chance(loss, "lost") {
+				return
+			}
+			at := now + Instant(rapid.Int64Range(1, int64(time.Millisecond)).Draw(t, "delay"))
+			wire = append(wire, datagram{at, answer, b})
+			if chance(8, "again") {
+				wire = append(wire, datagram{at + 100, answer, b})
+			}
+		}
+		pump := func() {
+			for {
+				b, ok := s.Next(now, nil)
+				if !ok {
+					break
+				}
+				put(false, b)
+			}
+			if b, ok := s.Poll(now, nil); ok {
+				put(false, b)
+			}
+			for {
+				req, _, ok := r.Poll(now)
+				if !ok {
+					return
+				}
+				if b, err := s.Answer(nil, AppendRequest(nil, req)); err == nil && !chance(loss/2, "request lost") {
+					put(true, b)
+				}
+			}
+		}
+		step := func(until Instant) {
+			k := -1
+			for i := range wire {
+				if wire[i].at <= until && (k < 0 || wire[i].at < wire[k].at) {
+					k = i
+				}
+			}
+			if k < 0 {
+				now = max(now, until)
+				pump()
+				return
+			}
+			d := wire[k]
+			wire = append(wire[:k], wire[k+1:]...)
+			now = max(now, d.at)
+			if d.answer {
+				r.OfferAnswer(now, 0, d.b)
+			} else {
+				r.Offer(now, 0, d.b)
+			}
+			pump()
+		}
+		for q := first; q < end; q++ {
+			if err := s.Publish(body(q)); err != nil {
+				if err != ErrRingFull {
+					t.Fatal(err)
+				}
+				pump()
+				q--
+				continue
+			}
+			if chance(20, "pause") {
+				s.Flush()
+				pump()
+				step(now + Instant(rapid.Int64Range(0, int64(time.Millisecond)).Draw(t, "gap")))
+			}
+		}
+		s.Finish()
+		for n := 0; !r.Done(); n++ {
+			if n > 200000 {
+				t.Fatalf("does not end: %+v %+v", r.Stats(), r.Gap())
+			}
+			d := min(s.Deadline(), r.Deadline())
+			for i := range wire {
+				d = min(d, wire[i].at)
+			}
+			step(max(now, d))
+		}
+		st := r.Stats()
+		if delivered.Count()+lost.Count() != uint64(total) || ended != 1 || r.Next() != end {
+			t.Fatalf("delivered %d lost %d of %d, ended %d", delivered.Count(), lost.Count(), total, ended)
+		}
+		if ring > 64 && lost.Len() > 0 {
+			t.Fatalf("lost %v", lost.Ranges())
+		}
+		if st.Delivered != delivered.Count() || st.Lost != lost.Count() {
+			t.Fatalf("stats %+v, delivered %d lost %d", st, delivered.Count(), lost.Count())
+		}
+		if st.Received != st.Delivered+st.Duplicates+st.Stale+st.Unasked+st.Dropped+st.Buffered || st.Buffered != 0 {
+			t.Fatalf("not conserved: %+v", st)
+		}
+	})
+}
