@@ -3,4 +3,6 @@ package cli
 import "github.com/spf13/cobra"
 
 // commands is every command of moldtape, in the order of help.
-var commands = []func(*env) *cobra.Command{}
+var commands = []func(*env) *cobra.Command{
+	newRetransmitCmd,
+}

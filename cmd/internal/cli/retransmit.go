@@ -1,0 +1,220 @@
+package cli
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"log/slog"
+	"math"
+	"net"
+	"net/netip"
+	"strconv"
+	"sync"
+
+	"github.com/spf13/cobra"
+
+	"github.com/moldtape/moldtape/moldcast/mcast"
+	"github.com/moldtape/moldtape/retransmit"
+	"github.com/moldtape/moldtape/retransmit/admit"
+	"github.com/moldtape/moldtape/store"
+)
+
+// rateValue is requests a second, 0 for no limit.
+type rateValue struct{ r *float64 }
+
+func (v rateValue) String() string {
+	if v.r == nil {
+		return "0"
+	}
+	return strconv.FormatFloat(*v.r, 'g', -1, 64)
+}
+func (v rateValue) Type() string { return "N" }
+func (v rateValue) Set(s string) error {
+	f, err := strconv.ParseFloat(s, 64)
+	if err != nil || !(f >= 0 && f <= math.MaxUint32) {
+		return fmt.Errorf("%q is no rate; want requests a second like 20000, or 0 for no limit", s)
+	}
+	*v.r = f
+	return nil
+}
+
+// limit is a rate flag as admission has it.
+func limit(requests float64) admit.Rate {
+	if requests == 0 {
+		return admit.Rate{Requests: -1, Bytes: -1}
+	}
+	return admit.Rate{Requests: requests}
+}
+
+type retransmitFlags struct {
+	listen    string
+	channels  []string
+	mtu       int
+	allow     []string
+	perClient float64
+	total     float64
+}
+
+func newRetransmitCmd(e *env) *cobra.Command {
+	var def admit.Config
+	def.EnsureDefaults()
+	o := retransmitFlags{perClient: def.Client.Requests, total: def.Total.Requests}
+	c := &cobra.Command{
+		Use:   "retransmit --listen ADDR",
+		Short: "Answer retransmit requests (UDP) from an archive",
+		Long: `Answer MoldUDP64 requests from an archive, without a window: each with one
+downstream packet to the address that asked, for any message that is held.
+
+Sessions are served as they are on disk: of one that is being captured by
+another process, what is sealed; what is sealed later within a second. A name
+on the wire is its latest take; where several channels hold it, the one written
+last answers.`,
+		Example: "  moldtape retransmit --archive /var/lib/moldtape --listen 0.0.0.0:26477 --allow 10.20.0.0/16",
+		Args:    noArgs,
+		RunE: func(c *cobra.Command, _ []string) error {
+			cfg, addr, err := o.config(c)
+			if err != nil {
+				return err
+			}
+			return e.retransmit(c.Context(), o, cfg, addr)
+		},
+	}
+	f := c.Flags()
+	f.SortFlags = false
+	e.addArchive(c)
+	f.StringVar(&o.listen, "listen", "", "`ADDR` (host:port) to receive requests on; port 0 asks the system for one")
+	f.StringArrayVar(&o.channels, "channel", nil, "serve only the channel `NAME` (may repeat; default all)")
+	f.IntVar(&o.mtu, "mtu", 1500, "largest IPv4 packet of an answer, in `BYTES`; a longer message goes alone in a larger one")
+	f.StringArrayVar(&o.allow, "allow", nil, "answer only clients in this `CIDR` (may repeat; default loopback, private and link-local addresses)")
+	f.Var(rateValue{&o.perClient}, "rate-per-client", "requests a second answered to one client, 0 for no limit (clients on this machine, unless given: 200000)")
+	f.Var(rateValue{&o.total}, "rate-total", "requests a second answered in all, 0 for no limit")
+	return c
+}
+
+// config checks the flags.
+func (o *retransmitFlags) config(c *cobra.Command) (retransmit.Config, netip.AddrPort, error) {
+	fail := func(err error) (retransmit.Config, netip.AddrPort, error) {
+		return retransmit.Config{}, netip.AddrPort{}, err
+	}
+	if o.listen == "" {
+		return fail(usagef("--listen is missing: want host:port, like 0.0.0.0:26477"))
+	}
+	addr, err := requestAddr("--listen", o.listen)
+	if err != nil {
+		return fail(err)
+	}
+	for _, name := range o.channels {
+		if !store.ValidChannel(name) {
+			return fail(usagef("--channel %q: want 1 to 64 of A-Z a-z 0-9 . _ : -", name))
+		}
+	}
+	if o.mtu < 128 || o.mtu > 65535 {
+		return fail(usagef("--mtu %d: want 128..65535", o.mtu))
+	}
+	cfg := retransmit.Config{MTU: o.mtu}
+	if cfg.Admit.Allow, err = parseAllow("--allow", o.allow); err != nil {
+		return fail(err)
+	}
+	cfg.Admit.Client, cfg.Admit.Total = limit(o.perClient), limit(o.total)
+	if c.Flags().Changed("rate-per-client") {
+		cfg.Admit.Loopback = cfg.Admit.Client
+	}
+	return cfg, addr, nil
+}
+
+// requestAddr resolves a unicast IPv4 address to receive requests on.
+func requestAddr(flag, s string) (netip.AddrPort, error) {
+	if err := parseHostPort(flag, s); err != nil {
+		return netip.AddrPort{}, err
+	}
+	a, err := net.ResolveUDPAddr("udp4", s)
+	if err != nil {
+		return netip.AddrPort{}, usagef("%s %q: no IPv4 address: %v", flag, s, err)
+	}
+	ip, ok := netip.AddrFromSlice(a.IP.To4())
+	if !ok {
+		ip = netip.IPv4Unspecified()
+	}
+	if ip.IsMulticast() {
+		return netip.AddrPort{}, usagef("%s %q: want a unicast host:port", flag, s)
+	}
+	return netip.AddrPortFrom(ip, uint16(a.Port)), nil
+}
+
+// parseAllow reads networks; a single address is one. nil for none.
+func parseAllow(flag string, list []string) ([]netip.Prefix, error) {
+	var out []netip.Prefix
+	for _, s := range list {
+		p, err := netip.ParsePrefix(s)
+		if a, err2 := netip.ParseAddr(s); err != nil && err2 == nil && a.Zone() == "" {
+			p, err = netip.PrefixFrom(a, a.BitLen()), nil
+		}
+		if err != nil {
+			return nil, usagef("%s %q: want a network, like 10.20.0.0/16", flag, s)
+		}
+		out = append(out, p.Masked())
+	}
+	return out, nil
+}
+
+func (e *env) retransmit(ctx context.Context, o retransmitFlags, cfg retransmit.Config, addr netip.AddrPort) (err error) {
+	archive, err := store.Open(e.archiveDir(), store.Options{Log: e.log})
+	if err != nil {
+		return err
+	}
+	defer closeQuietly(e.log, "archive", archive.Close)
+	source := NewSource(archive, o.channels, e.log)
+	defer closeQuietly(e.log, "views", source.Close)
+	if err := source.Refresh(); err != nil {
+		return err
+	}
+	conn, err := retransmit.Listen(addr, e.log)
+	if err != nil {
+		return fmt.Errorf("--listen: %w", err)
+	}
+	cfg.Conn, cfg.Source, cfg.Clock, cfg.Log = conn, source, mcast.NewClock(), e.log
+	cfg.EnsureDefaults()
+	server, err := retransmit.New(cfg)
+	if err != nil {
+		conn.Close()
+		return err
+	}
+	e.log.Info("serving", "archive", e.archiveDir(), "listen", conn.LocalAddr(), "sessions", source.Sessions(), "mtu", cfg.MTU,
+		"allow", cfg.Admit.Allow, "rate_per_client", cfg.Admit.Client.Requests, "rate_loopback", cfg.Admit.Loopback.Requests,
+		"rate_total", cfg.Admit.Total.Requests, "linger", cfg.Admit.Linger, "cold_queue", cfg.QueueCold, "workers", cfg.Workers)
+	if err := e.printJSON(ready{Event: "ready", Retransmit: conn.LocalAddr().String()}); err != nil {
+		conn.Close()
+		return err
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	var refresher sync.WaitGroup
+	refresher.Go(func() { source.Run(ctx) })
+	err = server.Run(ctx)
+	cancel()
+	refresher.Wait()
+	if err != nil {
+		return err
+	}
+	_, err = e.stdout.Write(stoppedRetransmit(server.Stats(), conn.Counters()))
+	return err
+}
+
+// stoppedRetransmit is the event at the end: one object, event first, then
+// the counters in their order.
+func stoppedRetransmit(st retransmit.Stats, socket mcast.Counters) []byte {
+	var b bytes.Buffer
+	b.WriteString(`{"event":"stopped"`)
+	for name, n := range st.Counters() {
+		key, _ := json.Marshal(name)
+		fmt.Fprintf(&b, ",%s:%d", key, n)
+	}
+	fmt.Fprintf(&b, ",\"kernel_dropped\":%d}\n", socket.KernelDropped)
+	return b.Bytes()
+}
+
+func closeQuietly(log *slog.Logger, what string, closer func() error) {
+	if err := closer(); err != nil {
+		log.Warn("closing", "what", what, "error", err)
+	}
+}
