@@ -2,7 +2,6 @@ package capfile
 
 import (
 	"fmt"
-	"io"
 	"os"
 	"path/filepath"
 	"testing"
@@ -17,36 +16,6 @@ func corpus(t *testing.T) string {
 		t.Skip("MOLDTAPE_CORPUS is not set")
 	}
 	return dir
-}
-
-func readAll(t testing.TB, r io.Reader) ([]Packet, error) {
-	t.Helper()
-	x, err := NewReader(r, Options{Checksums: true})
-	if err != nil {
-		return nil, err
-	}
-	defer x.Close()
-	var all []Packet
-	for {
-		p, err := x.Next()
-		if err == io.EOF {
-			return all, nil
-		}
-		if err != nil {
-			return all, err
-		}
-		p.Payload = append([]byte(nil), p.Payload...)
-		all = append(all, p)
-	}
-}
-
-func surveyOf(all []Packet, o SurveyOptions) *Survey {
-	s := NewSurvey(o)
-	for _, p := range all {
-		s.Add(p)
-	}
-	s.Finish()
-	return s
 }
 
 // The sessions and sequences are what tshark shows.

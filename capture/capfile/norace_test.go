@@ -1,0 +1,5 @@
+//go:build !race
+
+package capfile
+
+const raceEnabled = false
