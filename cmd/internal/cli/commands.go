@@ -5,4 +5,6 @@ import "github.com/spf13/cobra"
 // commands is every command of moldtape, in the order of help.
 var commands = []func(*env) *cobra.Command{
 	newRetransmitCmd,
+	newImportCmd,
+	newExportCmd,
 }

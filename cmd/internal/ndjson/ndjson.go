@@ -111,7 +111,7 @@ func (r *Reader) Pos() (pos, line int64) { return r.pos, r.line + 1 }
 type wire struct {
 	Seq   moldcast.Seq    `json:"seq"`
 	Time  *time.Time      `json:"time"`
-	Heard *time.Time      `json:"heard"`
+	Heard json.RawMessage `json:"heard"`
 	Line  uint8           `json:"line"`
 	Flags json.RawMessage `json:"flags"`
 	Data  *[]byte         `json:"data"`
@@ -168,12 +168,14 @@ func parse(b []byte) (Message, error) {
 		return Message{}, err
 	}
 	m.Heard = m.Time
-	if w.Heard != nil {
-		if m.Heard, err = stamp(w.Heard); err != nil {
+	if len(w.Heard) > 0 {
+		var t *time.Time
+		if err := json.Unmarshal(w.Heard, &t); err != nil {
+			return Message{}, fmt.Errorf("heard: %w", err)
+		}
+		if m.Heard, err = stamp(t); err != nil {
 			return Message{}, err
 		}
-	} else if bytes.Contains(b, []byte(`"heard":null`)) {
-		m.Heard = 0
 	}
 	if len(w.Flags) > 0 {
 		var names []string
