@@ -77,7 +77,7 @@ type Machine struct {
 
 	prefer     int // server asked first
 	srtt       []time.Duration
-	fit        uint64 // how many messages an answer carries; 0 unknown
+	fit        fit
 	lastAnswer Instant
 	answered   bool
 
@@ -628,7 +628,7 @@ func (m *Machine) Stats() Stats {
 	s := m.stats
 	s.Ranges = m.order.len()
 	s.Outstanding = m.expiries.len()
-	s.AnswerMessages = int(m.fit)
+	s.AnswerMessages = int(m.fit.messages())
 	s.Skew = m.skew.p99
 	s.Settle = m.settleTime()
 	if m.prefer < len(m.srtt) {

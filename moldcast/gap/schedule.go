@@ -266,8 +266,9 @@ func (m *Machine) ask(now Instant, c int) Request {
 		server = (int(p.server) + 1) % m.c.Servers
 	}
 	limit := uint64(m.c.MaxRequest)
-	if m.fit > 0 {
-		limit = min(limit, m.fit)
+	known := m.fit.messages()
+	if known > 0 {
+		limit = min(limit, known)
 	}
 	r := Range{p.first, p.first}
 	m.board(i, f, limit, now, server)
@@ -294,7 +295,7 @@ func (m *Machine) ask(now Instant, c int) Request {
 		room := limit - r.Len()
 		if q.first > r.Next {
 			span := limit
-			if m.fit == 0 {
+			if known == 0 {
 				span = min(span, blindSpan)
 			}
 			if !pressed || uint64(q.next-r.First) > span {
@@ -392,7 +393,7 @@ func (m *Machine) Answered(now Instant, server int, r Range) {
 	f := p.flight
 	fl := &m.flights[f]
 	if r.First == fl.rng.First {
-		m.learn(r.Len(), fl.rng.Len())
+		m.fit.learn(r.Len(), fl.rng.Len())
 	}
 	if r.Next >= fl.rng.Next {
 		return
@@ -436,20 +437,39 @@ func (m *Machine) joinReady(i int) {
 	}
 }
 
-// learn adjusts how many messages an answer carries from one that carried got
-// of asked. It falls fast and rises slowly: an answer a little short costs
-// another request, a request a little short costs less.
-func (m *Machine) learn(got, asked uint64) {
+// fit estimates how many messages an answer carries, in 1/256 of a message:
+// ask is what to ask for, mean the mean of those answers that were cut short,
+// each of which shows how much fitted there. An answer a little short costs
+// another request, a request a little short costs less: so ask falls at once
+// to what fitted, and rises fast only up to the mean.
+type fit struct{ ask, mean uint64 }
+
+const fitOne = 256
+
+// messages is how many to ask for; 0 when nothing is known.
+func (f *fit) messages() uint64 { return f.ask / fitOne }
+
+// learn takes an answer that carried got of asked messages.
+func (f *fit) learn(got, asked uint64) {
+	got *= fitOne
+	asked *= fitOne
 	switch {
-	case got < asked && m.fit == 0:
-		m.fit = got
-	case got < asked && got < m.fit:
-		m.fit = max(got, m.fit/2)
+	case got < asked && f.ask == 0:
+		*f = fit{got, got}
 	case got < asked:
-		m.fit = (m.fit + got + 1) / 2
-	case m.fit > 0 && asked >= m.fit:
-		m.fit = min(m.fit+max(1, m.fit/8), uint64(m.c.MaxRequest))
+		f.mean = f.mean - f.mean/8 + got/8
+		if got < f.ask {
+			got = max(got, f.ask/2)
+		}
+		f.ask = got
+	case f.ask == 0 || asked+fitOne <= f.ask:
+		// It says nothing about more.
+	case f.ask < f.mean/10*9:
+		f.ask += f.ask / 8
+	default:
+		f.ask += max(f.ask/256, 1)
 	}
+	f.ask = min(f.ask, maxRequest*fitOne)
 }
 
 // roundTrip takes a sample from an answer for p. After a retry it is not sure
@@ -478,9 +498,10 @@ func (m *Machine) slowWait(l *loss) time.Duration {
 	return m.backoff(m.c.SlowMin, m.c.SlowMax, int(l.slowTries))
 }
 
-// backoff is d doubled n times, times 0.5 to 1.5, at most most.
+// backoff is d doubled n times, times 0.5 to 1.5, at most most. Doubling ends
+// at two thirds of most, so that the jitter remains.
 func (m *Machine) backoff(d, most time.Duration, n int) time.Duration {
-	limit := most * 2 / 3
+	limit := max(min(d, most), most*2/3)
 	for ; n > 0 && d < limit; n-- {
 		d *= 2
 	}
@@ -490,7 +511,7 @@ func (m *Machine) backoff(d, most time.Duration, n int) time.Duration {
 	z = (z ^ z>>30) * 0xBF58476D1CE4E5B9
 	z = (z ^ z>>27) * 0x94D049BB133111EB
 	z ^= z >> 31
-	return d/2 + time.Duration(z%uint64(d+1))
+	return min(most, d/2+time.Duration(z%uint64(d+1)))
 }
 
 // Deadline is when Poll or Lost may have something, unless a datagram comes
