@@ -269,7 +269,7 @@ func (a *Arbiter) take(now moldcast.Instant, line int, s *Session, r moldcast.Ra
 		}
 	} else {
 		if r.First > head {
-			s.missing.open(moldcast.Range{First: head, Next: r.First}, point{r.First, p.Time})
+			a.lack(s, moldcast.Range{First: head, Next: r.First})
 		}
 		s.missing.heard(r, p.Time)
 	}
@@ -305,7 +305,34 @@ func (a *Arbiter) reveal(now moldcast.Instant, line int, s *Session, next moldca
 	}
 	s.m.Reveal(now, line, next)
 	if to := s.m.Head(); to > head {
-		s.missing.open(moldcast.Range{First: head, Next: to}, point{})
+		a.lack(s, moldcast.Range{First: head, Next: to})
+	}
+}
+
+// lack puts r, which begins at the head, on the ledger. The machine bounds its
+// table by forgetting ranges that are lost; the ledger follows when an eighth
+// more has gathered.
+func (a *Arbiter) lack(s *Session, r moldcast.Range) {
+	s.missing.open(r)
+	if bound := a.cfg.Gap.MaxGaps; len(s.missing.gaps) > bound+bound/8+8 {
+		s.prune()
+	}
+}
+
+// prune drops from the ledger what the machine has evicted.
+func (s *Session) prune() {
+	var table gap.Set
+	s.m.Gaps(func(g gap.Gap) bool {
+		table.Add(g.Range)
+		return true
+	})
+	s.missing.keep(table.Ranges())
+	var gone []moldcast.Range
+	for _, r := range s.asked.Ranges() {
+		gone = append(gone, table.Missing(r)...)
+	}
+	for _, r := range gone {
+		s.asked.Remove(r)
 	}
 }
 
@@ -392,7 +419,7 @@ func (s *Session) ask(r moldcast.Range) {
 // hole reports r, whose budget is spent.
 func (a *Arbiter) hole(now moldcast.Instant, s *Session, r moldcast.Range) {
 	h := moldcast.Hole{Range: r, Reason: moldcast.Unrecoverable, Time: a.stamp + moldcast.Stamp(now-a.now)}
-	if i := s.missing.find(r.First); i < len(s.missing.gaps) {
+	if i := s.missing.find(r.First); i < len(s.missing.gaps) && s.missing.gaps[i].Contains(r.First) {
 		h.Before, h.After = s.missing.gaps[i].lo.time, s.missing.gaps[i].hi.time
 	}
 	a.out.Hole(s, h)

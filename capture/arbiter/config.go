@@ -53,8 +53,7 @@ type Config struct {
 	ReorderBytes int
 
 	// Gap configures the gap machine of each session. Lines, Servers, GiveUp
-	// and (for Stall) Budget are set by EnsureDefaults. Default of MaxGaps:
-	// 262144, since gaps that nobody can fill stay in the table.
+	// and (for Stall) Budget are set by EnsureDefaults.
 	Gap gap.Config
 
 	Limits Limits
@@ -118,7 +117,6 @@ func (c *Config) EnsureDefaults() {
 	c.Gap.Lines = c.Lines
 	c.Gap.Servers = c.Servers
 	c.Gap.GiveUp = false
-	set(&c.Gap.MaxGaps, 1<<18)
 	if c.OnLoss == Stall {
 		c.Gap.Budget = gap.Forever
 	}

@@ -43,7 +43,8 @@ func (g *missing) at(seq moldcast.Seq, heard moldcast.Stamp) moldcast.Stamp {
 
 // ledger is everything that is missing of a session: maximal ranges, sorted.
 // It mirrors the gap machine, which knows when to ask, with what the machine
-// does not know: the times around each range.
+// does not know: the times around each range. What the machine evicts from a
+// full table goes from here when prune comes by.
 type ledger struct {
 	gaps   []missing
 	top    point // the highest message heard live
@@ -55,15 +56,13 @@ func (l *ledger) find(seq moldcast.Seq) int {
 	return sort.Search(len(l.gaps), func(i int) bool { return seq < l.gaps[i].Next })
 }
 
-// open adds r, which begins at the head. hi is the live message that showed
-// it, if that was one.
-func (l *ledger) open(r moldcast.Range, hi point) {
+// open adds r, which begins at the head: nothing above was heard yet.
+func (l *ledger) open(r moldcast.Range) {
 	if n := len(l.gaps); n > 0 && l.gaps[n-1].Next == r.First {
 		l.gaps[n-1].Next = r.Next
-		l.gaps[n-1].hi = hi
 		return
 	}
-	l.gaps = append(l.gaps, missing{Range: r, lo: l.top, hi: hi})
+	l.gaps = append(l.gaps, missing{Range: r, lo: l.top})
 }
 
 // extend adds [first, old), where old was the lowest sequence wanted.
@@ -98,23 +97,32 @@ func (l *ledger) heard(r moldcast.Range, t moldcast.Stamp) {
 	}
 }
 
-// fill removes r, which lies in one range. A live r becomes the neighbour of
-// what is missing around it.
+// fill removes r. A live r becomes the neighbour of what is missing around it.
 func (l *ledger) fill(r moldcast.Range, live bool, t moldcast.Stamp) {
 	i := l.find(r.First)
-	g := l.gaps[i]
-	below, above := g, g
-	below.Next, above.First = r.First, r.Next
-	switch {
-	case below.Empty() && above.Empty():
-		l.remove(i)
-	case below.Empty():
-		l.gaps[i] = above
-	case above.Empty():
-		l.gaps[i] = below
-	default:
-		l.gaps[i] = below
-		l.insert(i+1, above)
+	j := i
+	for j < len(l.gaps) && l.gaps[j].First < r.Next {
+		j++
+	}
+	if i < j {
+		below, above := l.gaps[i], l.gaps[j-1]
+		below.Next, above.First = r.First, r.Next
+		switch {
+		case below.Empty() && above.Empty():
+			l.remove(i, j)
+		case below.Empty():
+			l.gaps[j-1] = above
+			l.remove(i, j-1)
+		case above.Empty():
+			l.gaps[i] = below
+			l.remove(i+1, j)
+		case j-i > 1:
+			l.gaps[i], l.gaps[j-1] = below, above
+			l.remove(i+1, j-1)
+		default:
+			l.gaps[i] = below
+			l.insert(i+1, above)
+		}
 	}
 	if !live {
 		return
@@ -144,11 +152,30 @@ func (l *ledger) insert(i int, g missing) {
 	l.gaps[i] = g
 }
 
-func (l *ledger) remove(i int) {
+func (l *ledger) remove(i, j int) {
 	const few = 64
 	if i == 0 && len(l.gaps) > few {
-		l.gaps = l.gaps[1:] // gaps mostly close from the front
+		l.gaps = l.gaps[j:] // gaps mostly close from the front
 		return
 	}
-	l.gaps = append(l.gaps[:i], l.gaps[i+1:]...)
+	l.gaps = append(l.gaps[:i], l.gaps[j:]...)
+}
+
+// keep drops what is not in ranges, which are sorted.
+func (l *ledger) keep(ranges []moldcast.Range) {
+	kept := make([]missing, 0, len(ranges))
+	for _, r := range ranges {
+		i := l.find(r.First)
+		if i == len(l.gaps) || !l.gaps[i].Contains(r.First) {
+			continue
+		}
+		g := l.gaps[i]
+		g.Range = r
+		if n := len(kept); n > 0 && kept[n-1].Next == r.First {
+			kept[n-1].Next = r.Next
+			continue
+		}
+		kept = append(kept, g)
+	}
+	l.gaps = kept
 }

@@ -255,7 +255,7 @@ func checkLaws(t tester, a *Arbiter, offered uint64) {
 			at = g.Next
 			return true
 		})
-		if got, want := countMissing(s), s.m.Stats().MessagesMissing; got != want {
+		if got, want := countMissing(s), s.m.Stats().MessagesMissing; got < want || got > want && s.m.Stats().Evicted == 0 {
 			t.Fatalf("%d messages on the ledger of %v, %d missing", got, s.Name(), want)
 		}
 		if at > s.Head() {
@@ -539,7 +539,7 @@ func parseStamp(t *testing.T, text string) moldcast.Stamp {
 }
 
 func TestScripts(t *testing.T) {
-	datadriven.Walk(t, "testdata", func(t *testing.T, path string) {
+	datadriven.Walk(t, "testdata/scripts", func(t *testing.T, path string) {
 		s := &script{}
 		datadriven.RunTest(t, path, func(t *testing.T, d *datadriven.TestData) string {
 			s.t = t

@@ -85,8 +85,8 @@ func (s *Session) State() State {
 // First is the lowest sequence wanted.
 func (s *Session) First() moldcast.Seq { return s.m.First() }
 
-// Next is one past the highest sequence below which nothing is missing;
-// what waits is not missing.
+// Next is the lowest sequence that is missing, as far as the gap machine
+// knows: what waits is not missing. The store's watermark is the one to show.
 func (s *Session) Next() moldcast.Seq { return s.m.Next() }
 
 // Head is one past the highest sequence heard or revealed.
