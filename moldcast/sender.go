@@ -308,16 +308,13 @@ func (s *Sender) Finish() {
 func (s *Sender) Ended() bool { return s.ended }
 
 // Poll appends the heartbeat or End of Session that is due; false when none
-// is. The silence that a heartbeat breaks begins with the first call of Poll
-// or Next.
+// is. Before the first message a heartbeat is due at once: who hears it knows
+// where the session begins, even if the first packet is lost.
 func (s *Sender) Poll(now Instant, dst []byte) ([]byte, bool) {
-	if !s.started {
-		s.last, s.started = now, true
-	}
 	if s.sent != s.closed || now < s.Deadline() {
 		return dst, false
 	}
-	s.last = now
+	s.last, s.started = now, true
 	if s.finishing {
 		s.ended = true
 		s.stats.Ends++

@@ -76,6 +76,7 @@ func equal(t testing.TB, what string, got, want any) {
 func TestSenderPackets(t *testing.T) {
 	// 64 - 28 - 20 leaves 16 bytes for framed messages.
 	s := newTestSender(t, SenderConfig{MTU: 64})
+	equal(t, "opening", drain(t, s, 1), []string{"heartbeat 1"})
 	mustPublish(t, s, "abcd", "ef")
 	equal(t, "not full yet", drain(t, s, 1), []string(nil))
 	mustPublish(t, s, "ghijk") // 6 + 4 + 7 > 16
@@ -106,7 +107,8 @@ func TestSenderPacketMessages(t *testing.T) {
 func TestSenderHeartbeats(t *testing.T) {
 	const ms = Instant(time.Millisecond)
 	s := newTestSender(t, SenderConfig{First: 484311999, Heartbeat: 50 * time.Millisecond})
-	equal(t, "silence begins", drain(t, s, 10*ms), []string(nil))
+	equal(t, "first of all", s.Deadline(), Instant(0))
+	equal(t, "where it begins", drain(t, s, 10*ms), []string{"heartbeat 484311999"})
 	equal(t, "deadline", s.Deadline(), 60*ms)
 	equal(t, "before", drain(t, s, 60*ms-1), []string(nil))
 	equal(t, "due", drain(t, s, 60*ms), []string{"heartbeat 484311999"})
@@ -121,7 +123,7 @@ func TestSenderHeartbeats(t *testing.T) {
 	equal(t, "end at once", drain(t, s, 121*ms), []string{"data 484312000 [b]", "end 484312001"})
 	equal(t, "and repeated", drain(t, s, 170*ms), []string(nil))
 	equal(t, "and repeated", drain(t, s, 171*ms), []string{"end 484312001"})
-	equal(t, "stats", s.Stats(), SenderStats{Messages: 2, Bytes: 2, Packets: 2, Heartbeats: 2, Ends: 2})
+	equal(t, "stats", s.Stats(), SenderStats{Messages: 2, Bytes: 2, Packets: 2, Heartbeats: 3, Ends: 2})
 }
 
 func TestSenderEndOfEmptySession(t *testing.T) {

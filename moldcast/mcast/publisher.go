@@ -159,6 +159,9 @@ func (r *publishing) run() error {
 	timer := time.NewTimer(time.Hour)
 	defer timer.Stop()
 	lingerTo := gap.Never
+	if err := r.poll(r.cfg.Clock.Now()); err != nil { // says where the session begins
+		return err
+	}
 	for {
 		now := r.cfg.Clock.Now()
 		if err := r.answer(); err != nil {

@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"net"
 	"net/netip"
+	"slices"
 	"time"
 
 	"github.com/moldtape/moldtape/moldcast"
@@ -29,6 +30,10 @@ type SubscriberConfig struct {
 	// the stream comes from.
 	SourcePort uint16
 
+	// OnIdle, where not nil, is called each time that all that has come was
+	// processed, before the wait for more.
+	OnIdle func()
+
 	RingSlots int          // of each line; 0: DefaultRingSlots
 	Clock     Clock        // nil: a new SystemClock
 	Log       *slog.Logger // nil: silent
@@ -38,6 +43,7 @@ type SubscriberConfig struct {
 type Subscriber struct {
 	cfg   SubscriberConfig
 	rcv   *moldcast.Receiver
+	stamp moldcast.Stamp
 	stats SubscriberStats
 }
 
@@ -71,6 +77,14 @@ func NewSubscriber(c SubscriberConfig) (*Subscriber, error) {
 			c.Receiver.Gap.Servers++
 		}
 	}
+	c.Servers = slices.Clone(c.Servers)
+	for i, a := range c.Servers {
+		a = unmap(a)
+		if a.Addr().IsUnspecified() { // this host; its answers come from a real address
+			a = netip.AddrPortFrom(netip.AddrFrom4([4]byte{127, 0, 0, 1}), a.Port())
+		}
+		c.Servers[i] = a
+	}
 	r, err := moldcast.NewReceiver(c.Receiver)
 	if err != nil {
 		return nil, err
@@ -80,6 +94,10 @@ func NewSubscriber(c SubscriberConfig) (*Subscriber, error) {
 
 // Stats is what s did; to be asked once Run has returned.
 func (s *Subscriber) Stats() SubscriberStats { return s.stats }
+
+// Stamp is when the datagram that was processed last was received: for the
+// Receiver's callbacks.
+func (s *Subscriber) Stamp() moldcast.Stamp { return s.stamp }
 
 // Receiver is what s runs: for use once Run has returned.
 func (s *Subscriber) Receiver() *moldcast.Receiver { return s.rcv }
@@ -150,6 +168,9 @@ func (r *subscribing) run(ctx context.Context) error {
 		if more || wait <= now {
 			continue
 		}
+		if r.cfg.OnIdle != nil {
+			r.cfg.OnIdle()
+		}
 		c := r.wake.Arm()
 		if !r.empty() {
 			r.wake.Disarm()
@@ -184,6 +205,7 @@ func (r *subscribing) drain() (more bool) {
 				break
 			}
 			now := r.cfg.Clock.Now()
+			r.stamp = d.Stamp
 			if d.Src.Addr() != r.source && r.cfg.SourcePort != 0 {
 				r.offerNew(now, line, d)
 				continue
@@ -202,6 +224,7 @@ func (r *subscribing) drain() (more bool) {
 			break
 		}
 		if server := r.server(d.Src); server >= 0 {
+			r.stamp = d.Stamp
 			r.rcv.OfferAnswer(r.cfg.Clock.Now(), server, d.Data)
 		} else {
 			r.stats.Foreign++
