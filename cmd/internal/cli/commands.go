@@ -4,6 +4,8 @@ import "github.com/spf13/cobra"
 
 // commands is every command of moldtape, in the order of help.
 var commands = []func(*env) *cobra.Command{
+	newPublishCmd,
+	newListenCmd,
 	newRetransmitCmd,
 	newImportCmd,
 	newExportCmd,
