@@ -248,6 +248,9 @@ func (f *Flow) judge(s *Survey) {
 	for i := range f.tried {
 		t := &f.tried[i]
 		proto := Protocol(i + 1)
+		if t.valid+t.malformed == 0 {
+			continue
+		}
 		if why := t.refuse(f, forced); why == "" {
 			f.Protocol, f.Sessions, f.Why = proto, t.order, ""
 			return
@@ -255,7 +258,7 @@ func (f *Flow) judge(s *Survey) {
 			f.Why = why
 		}
 	}
-	if f.Datagrams == f.faulty {
+	if f.Why == "" {
 		f.Why = "no datagram is whole"
 	}
 }
