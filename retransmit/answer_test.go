@@ -123,6 +123,13 @@ func TestAnswer(t *testing.T) {
 		}
 		checkAnswer(t, out, v.memView, s1, sent)
 	})
+	t.Run("never beyond the head that was read", func(t *testing.T) {
+		v := view(1, 100, 40)
+		_, sent, why, err := answer(nil, growing{v, 10}, s1, rng(5, 30), payload1500, false)
+		if why != noReason || err != nil || sent != rng(5, 10) {
+			t.Fatal(sent, why, err)
+		}
+	})
 	t.Run("no size fits", func(t *testing.T) {
 		if _, _, why, err := answer(nil, errView{nil}, s1, rng(1, 2), payload1500, false); why != ReadFailed || err == nil {
 			t.Fatal(why, err)
@@ -137,6 +144,14 @@ func (errView) Bounds() (first, head moldcast.Seq) { return 1, 100 }
 func (v errView) Append(dst []byte, _ moldcast.Seq, _, _ int, _ bool) ([]byte, int, error) {
 	return dst, 0, v.err
 }
+
+// growing holds more than was published when its bounds were read.
+type growing struct {
+	*memView
+	published moldcast.Seq
+}
+
+func (v growing) Bounds() (first, head moldcast.Seq) { return v.first, v.published }
 
 // partialView names the hole along with what is held before it.
 type partialView struct{ *memView }

@@ -202,10 +202,6 @@ func (s *Server) batch(in []mcast.Datagram) {
 	s.requests.Add(uint64(len(in)))
 	k, messages := 0, 0
 	for i := range in {
-		if k == len(s.out) { // a Conn may read more than it is sent
-			s.send(s.out[:k], messages)
-			k, messages = 0, 0
-		}
 		o := &s.out[k]
 		n, why := s.handle(now, &in[i], o)
 		switch {
@@ -215,7 +211,6 @@ func (s *Server) batch(in []mcast.Datagram) {
 		case why < Reasons:
 			s.unanswered[why].Add(1)
 		}
-		in[i].Data = in[i].Data[:0]
 	}
 	if k > 0 {
 		s.send(s.out[:k], messages)

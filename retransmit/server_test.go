@@ -298,6 +298,26 @@ func TestColdNeverDelaysHot(t *testing.T) {
 	}
 }
 
+// A cold answer lingers and is paid for like any other.
+func TestColdAnswerIsAccounted(t *testing.T) {
+	v := newMemView(1, 100, func(int) int { return 40 })
+	v.cold = func(moldcast.Seq) bool { return true }
+	clock := &testClock{}
+	r := run(t, Config{Source: memSource{s1: v}, Clock: clock, Workers: 1})
+	r.send(ask(client1, s1, 1, 1))
+	<-r.conn.out
+	for r.Stats().Pending > 0 {
+		runtime.Gosched()
+	}
+	r.send(ask(client1, s1, 1, 1))
+	if st := r.Stats(); st.Unanswered[Repeated] != 1 || st.Cold != 1 {
+		t.Fatal(counted(st))
+	}
+	clock.now.Add(1e6)
+	r.send(ask(client1, s1, 1, 1))
+	<-r.conn.out
+}
+
 // One client cannot take the whole queue.
 func TestColdShare(t *testing.T) {
 	v := newMemView(1, 10_000, func(int) int { return 40 })
