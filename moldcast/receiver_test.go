@@ -207,3 +207,99 @@ func TestReceiverEndToEnd(t *testing.T) {
 		}
 	})
 }
+
+func TestReceiverConfig(t *testing.T) {
+	for _, c := range []ReceiverConfig{
+		{BufferBytes: 100},
+		{BufferBytes: -1},
+		{From: ^Seq(0)},
+		{Gap: gap.Config{Lines: 255}},
+	} {
+		if r, err := NewReceiver(c); err == nil || r != nil {
+			t.Errorf("%+v: no error", c)
+		}
+	}
+}
+
+// TestReceiverDoesNotAllocate: neither in order from two lines, nor with
+// packets swapped and lost once the buffers are there.
+func TestReceiverDoesNotAllocate(t *testing.T) {
+	for _, ordered := range []bool{true, false} {
+		sum := 0
+		r, err := NewReceiver(ReceiverConfig{
+			Ordered:   ordered,
+			Gap:       gap.Config{Lines: 2, Servers: 1, RequestsPerSecond: 1_000_000_000},
+			OnMessage: func(_ Seq, data []byte) { sum += len(data) },
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		packet := make([]byte, 0, 400)
+		small := func(first Seq) []byte {
+			packet = AppendHeader(packet[:0], testSession, first, 3)
+			for range 3 {
+				packet = AppendMessage(packet, []byte("twenty bytes of data"))
+			}
+			return packet
+		}
+		q, now := Seq(1), Instant(0)
+		round := func() {
+			for range 20 {
+				now += Instant(time.Microsecond)
+				r.Offer(now, 0, small(q))
+				r.Offer(now, 1, small(q))
+				q += 3
+				r.Poll(now)
+				r.Deadline()
+			}
+			r.Offer(now, 0, small(q+3))
+			r.Offer(now, 1, small(q))
+			r.Offer(now, 1, small(q+12)) // q+6..q+11 are lost
+			now += 10 * Instant(time.Millisecond)
+			for {
+				req, _, ok := r.Poll(now)
+				if !ok {
+					break
+				}
+				r.OfferAnswer(now, 0, small(req.First))
+			}
+			q += 15
+		}
+		for range 100 {
+			round()
+		}
+		if n := testing.AllocsPerRun(200, round); n != 0 {
+			t.Errorf("ordered=%v: %v allocations", ordered, n)
+		}
+		if st := r.Stats(); st.Lost+st.Dropped+st.Buffered > 0 || st.Delivered != uint64(q-1) || st.Gaps == 0 || st.OutOfOrder == 0 && ordered {
+			t.Errorf("ordered=%v: %+v, next %d", ordered, st, q)
+		}
+	}
+}
+
+func BenchmarkReceiver(b *testing.B) {
+	for _, v := range []struct {
+		name    string
+		lines   int
+		ordered bool
+	}{{"ordered/lines=1", 1, true}, {"ordered/lines=2", 2, true}, {"unordered/lines=1", 1, false}} {
+		b.Run(v.name, func(b *testing.B) {
+			b.ReportAllocs()
+			r, err := NewReceiver(ReceiverConfig{Ordered: v.ordered, Gap: gap.Config{Lines: v.lines, Servers: 1}, OnMessage: func(Seq, []byte) {}})
+			if err != nil {
+				b.Fatal(err)
+			}
+			d := dataPacket(testSession, Range{First: 1, Next: 31})
+			b.SetBytes(int64(len(d)))
+			q, now := Seq(1), Instant(0)
+			for b.Loop() {
+				binary.BigEndian.PutUint64(d[SessionSize:], uint64(q))
+				q += 30
+				now += 1000
+				for line := range v.lines {
+					r.Offer(now, line, d)
+				}
+			}
+		})
+	}
+}
