@@ -24,7 +24,7 @@ type Options struct {
 	Node string
 
 	// SegmentSize is how many stored bytes of blocks a segment takes before the
-	// next one is opened. 64 KiB at least. Default 1 GiB.
+	// next one is opened. 16 KiB at least. Default 1 GiB.
 	SegmentSize int64
 
 	// SegmentTime rolls a segment that is this old and not empty. Default 0: never.
@@ -110,8 +110,8 @@ func (o *Options) EnsureDefaults() {
 // Validate reports the first value out of its range.
 func (o *Options) Validate() error {
 	switch {
-	case o.SegmentSize < 64<<10:
-		return fmt.Errorf("segment size %d: want at least 64KiB", o.SegmentSize)
+	case o.SegmentSize < 16<<10:
+		return fmt.Errorf("segment size %d: want at least 16KiB", o.SegmentSize)
 	case o.SegmentTime < 0:
 		return fmt.Errorf("segment time %v: want 0 or more", o.SegmentTime)
 	case o.BlockSize < 1<<10 || o.BlockSize > 16<<20:

@@ -1,0 +1,282 @@
+package store
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/moldtape/moldtape/moldcast"
+)
+
+// Sessions describes every recording, ordered by channel, session and take.
+// One that another process writes is described up to its sealed end.
+func (a *Archive) Sessions() ([]Info, error) {
+	refs, err := a.refs()
+	if err != nil {
+		return nil, err
+	}
+	out := make([]Info, 0, len(refs))
+	for _, r := range refs {
+		d, err := a.describe(r, false)
+		if err != nil {
+			return nil, err
+		}
+		out = append(out, d.Info)
+	}
+	return out, nil
+}
+
+// Show describes one recording in full. Errors wrap ErrNotFound.
+func (a *Archive) Show(r Ref) (Detail, error) { return a.describe(r, true) }
+
+// describe reads a recording without changing anything in it.
+func (a *Archive) describe(r Ref, full bool) (Detail, error) {
+	a.mu.Lock()
+	s := a.sessions[r]
+	a.mu.Unlock()
+	if s != nil {
+		s.mu.Lock()
+		live := s.w != nil
+		s.mu.Unlock()
+		if live {
+			return s.detail(Live, full)
+		}
+	}
+	s = a.newSession(r)
+	if _, err := a.o.FS.Stat(s.dir); isNotExist(err) {
+		return Detail{}, a.notFound(r.String(), ErrNotFound)
+	}
+	if err := s.load(); err != nil {
+		return Detail{}, fmt.Errorf("%v: %w", r, err)
+	}
+	open, damaged := s.unsealed()
+	lock, err := s.lock(false)
+	state := Opened
+	switch {
+	case errors.Is(err, ErrLocked):
+		state = Live
+	case err != nil:
+		return Detail{}, err
+	default:
+		defer lock.Close()
+		s.readUnsealed(open)
+	}
+	s.readUnsealed(damaged)
+	defer func() {
+		for _, g := range append(open, damaged...) {
+			a.table.forget(g)
+		}
+	}()
+	return s.detail(state, full)
+}
+
+// Info describes the session as the view sees it.
+func (v *View) Info() Info {
+	s := v.s
+	s.refreshIfDue()
+	s.mu.Lock()
+	state := Opened
+	if s.w != nil {
+		state = Live
+	}
+	hidden := s.hidden > 0
+	s.mu.Unlock()
+	if hidden {
+		if lock, err := s.lock(false); err == nil {
+			lock.Close()
+		} else if errors.Is(err, ErrLocked) {
+			state = Live
+		}
+	}
+	d, _ := s.detail(state, false) // without the list of rates nothing is read
+	return d.Info
+}
+
+// detail describes s. state is Live or Opened.
+func (s *session) detail(state State, full bool) (Detail, error) {
+	s.mu.Lock()
+	d := Detail{
+		Info: Info{
+			Channel: s.ref.Channel, Session: s.ref.Session.String(), Take: s.ref.Take, State: state,
+			FirstSeq: s.first(), NextSeq: s.next(), DurableSeq: s.durable(), HeadSeq: s.head(),
+			Messages: s.cov.Count(),
+		},
+		Ended: s.isEnded(), Groups: append([]string{}, s.facts.Groups...),
+		HoleList: []HoleInfo{}, SegmentList: []SegmentInfo{}, Rates: []Rate{}, Lines: []LineInfo{},
+	}
+	if d.Ended {
+		end := s.end
+		d.EndSeq = &end
+		if state == Opened {
+			d.State = Ended
+		}
+	}
+	for _, h := range s.missing() {
+		d.HoleList = append(d.HoleList, HoleInfo{
+			FirstSeq: h.Range.First, LastSeq: h.Range.Next - 1, Reason: h.Reason, Time: timeOf(h.Time),
+		})
+	}
+	d.Holes = len(d.HoleList)
+	var lines []lineCount
+	var span times
+	segs := slices.Clone(s.segs)
+	var sizes []*segment // of which the size on disk is to be looked up
+	for _, g := range segs {
+		i := SegmentInfo{Segment: segmentName(g.num), Sealed: g.sealed}
+		if g.fault != nil {
+			i.Fault = g.fault.Error()
+		}
+		var rs []moldcast.Range
+		var t times
+		x := g.idx.Load()
+		switch {
+		case g.seal != nil:
+			rs = g.seal.ranges()
+			i.Blocks, i.Messages, i.BytesRaw, i.BytesDisk = g.seal.Blocks, g.seal.Messages, g.seal.BytesRaw, g.seal.BytesDisk
+			if i.Messages > 0 {
+				t.add(g.seal.FirstTime, g.seal.LastTime)
+			}
+			lines = addLines(lines, g.seal.Lines)
+		case x != nil:
+			rs = x.coverage()
+			i.Blocks, i.Messages, i.BytesRaw = len(x.blocks)+len(x.marks), x.messages, x.bytesRaw
+			if i.Messages > 0 {
+				t.add(x.minTime, x.maxTime)
+			}
+			lines = addLines(lines, g.lines)
+			sizes = append(sizes, g)
+		default:
+			sizes = append(sizes, g)
+		}
+		if n := len(rs); n > 0 {
+			i.FirstSeq, i.LastSeq, i.Runs = rs[0].First, rs[n-1].Next-1, n
+		}
+		i.FirstTime, i.LastTime = t.bounds()
+		span.join(t)
+		d.BytesRaw += i.BytesRaw
+		d.SegmentList = append(d.SegmentList, i)
+	}
+	rates := map[int64]*Rate{}
+	for _, m := range s.mem {
+		if m.b == nil || m.state == blockDurable && s.w != nil || m.b.Pieces() == 0 {
+			continue
+		}
+		d.BytesRaw += uint64(m.b.RawSize())
+		span.add(m.b.Times())
+		m.b.PiecesFrom(0, func(p moldcast.Piece) bool {
+			n, size := uint64(p.Msgs.Len()), uint64(len(p.Msgs.Framed()))
+			lines = addLines(lines, []lineCount{{Line: p.Line, Pieces: 1, Messages: n, Bytes: size}})
+			if full {
+				addRate(rates, p.Time, p.Time, n, size)
+			}
+			return true
+		})
+	}
+	s.mu.Unlock()
+
+	d.Segments = len(segs)
+	d.FirstTime, d.LastTime = span.bounds()
+	for _, g := range sizes {
+		k := slices.Index(segs, g)
+		d.SegmentList[k].BytesDisk = dirBytes(s.a.o.FS, g.dir)
+	}
+	for _, i := range d.SegmentList {
+		d.BytesDisk += i.BytesDisk
+	}
+	slices.SortFunc(lines, func(a, b lineCount) int { return int(a.Line) - int(b.Line) })
+	for _, l := range lines {
+		d.Lines = append(d.Lines, LineInfo{Line: lineName(l.Line), Pieces: l.Pieces, Messages: l.Messages, Bytes: l.Bytes})
+	}
+	if !full {
+		return d, nil
+	}
+	for k, g := range segs {
+		x, err := g.loadIndex(s.a.table)
+		if err != nil {
+			if d.SegmentList[k].Fault == "" && g.sealed {
+				d.SegmentList[k].Fault = err.Error()
+			}
+			continue
+		}
+		s.mu.Lock()
+		for _, b := range x.blocks {
+			addRate(rates, b.minTime, b.maxTime, uint64(b.messages), uint64(b.raw))
+		}
+		s.mu.Unlock()
+	}
+	for _, r := range rates {
+		d.Rates = append(d.Rates, *r)
+	}
+	slices.SortFunc(d.Rates, func(a, b Rate) int { return a.Minute.Compare(b.Minute) })
+	return d, nil
+}
+
+func lineName(l uint8) string {
+	switch {
+	case l == moldcast.AnswerLine:
+		return "answer"
+	case l < 26:
+		return string(rune('A' + l))
+	}
+	return fmt.Sprint(l)
+}
+
+func timeOf(s moldcast.Stamp) *time.Time {
+	if s == 0 {
+		return nil
+	}
+	t := s.Time()
+	return &t
+}
+
+// times is the span of the times of messages.
+type times struct {
+	any    bool
+	lo, hi moldcast.Stamp
+}
+
+func (t *times) add(lo, hi moldcast.Stamp) {
+	if !t.any {
+		t.any, t.lo, t.hi = true, lo, hi
+	}
+	t.lo, t.hi = min(t.lo, lo), max(t.hi, hi)
+}
+
+func (t *times) join(o times) {
+	if o.any {
+		t.add(o.lo, o.hi)
+	}
+}
+
+func (t *times) bounds() (lo, hi *time.Time) {
+	if !t.any {
+		return nil, nil
+	}
+	a, b := t.lo.Time(), t.hi.Time()
+	return &a, &b
+}
+
+// maxSpread is over how many minutes a block is spread: one that claims more
+// counts where it begins.
+const maxSpread = 24 * 60
+
+// addRate spreads what came between lo and hi evenly over its minutes.
+func addRate(rates map[int64]*Rate, lo, hi moldcast.Stamp, messages, size uint64) {
+	const minute = moldcast.Stamp(time.Minute)
+	first, last := int64(lo/minute), int64(hi/minute)
+	if last-first >= maxSpread {
+		last = first
+	}
+	n := uint64(last - first + 1)
+	for k := uint64(0); k < n; k++ {
+		m := first + int64(k)
+		r := rates[m]
+		if r == nil {
+			r = &Rate{Minute: time.Unix(m*60, 0).UTC()}
+			rates[m] = r
+		}
+		r.Messages += messages*(k+1)/n - messages*k/n
+		r.Bytes += size*(k+1)/n - size*k/n
+	}
+}

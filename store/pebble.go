@@ -1,0 +1,150 @@
+package store
+
+import (
+	"fmt"
+	"log/slog"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/cockroachdb/pebble/v2"
+	"github.com/cockroachdb/pebble/v2/vfs"
+)
+
+const (
+	memTableSize = 16 << 20
+
+	// separateAt is from which size on a value lies in a blob file, which
+	// compactions never rewrite: bodies do, headers and tail records do not.
+	separateAt = 4 << 10
+)
+
+// pebbleOptions are those of a segment. cache is shared by all segments of an
+// archive; it holds index blocks and headers, so it is small.
+func pebbleOptions(fs vfs.FS, cache *pebble.Cache, log pebble.Logger) *pebble.Options {
+	o := &pebble.Options{
+		FS:                          fs,
+		Cache:                       cache,
+		FormatMajorVersion:          pebble.FormatValueSeparation,
+		Logger:                      log,
+		MemTableSize:                memTableSize,
+		MemTableStopWritesThreshold: 4,
+		MaxOpenFiles:                256,
+		BytesPerSync:                1 << 20,
+		WALBytesPerSync:             1 << 20,
+		L0CompactionThreshold:       16,
+		L0StopWritesThreshold:       256,
+		LBaseMaxBytes:               1 << 40,
+		DisableTableStats:           true,
+	}
+	for i := range o.TargetFileSizes {
+		o.TargetFileSizes[i] = 64 << 20
+	}
+	o.FlushSplitBytes = 64 << 20
+	// Bodies are compressed already.
+	o.ApplyCompressionSettings(func() pebble.DBCompressionSettings { return pebble.DBCompressionNone })
+	o.Experimental.ValueSeparationPolicy = func() pebble.ValueSeparationPolicy {
+		return pebble.ValueSeparationPolicy{
+			Enabled: true, MinimumSize: separateAt, MaxBlobReferenceDepth: 10,
+			RewriteMinimumAge: time.Hour, TargetGarbageRatio: 1,
+		}
+	}
+	return o
+}
+
+// pebbleLog is the Logger of one open of one segment. Fatalf, which Pebble
+// expects not to return, marks the segment as dead in place of ending the
+// process: its committer sees that before it believes any commit.
+type pebbleLog struct {
+	log   *slog.Logger
+	dead  atomic.Bool
+	onErr func(error)
+
+	mu   sync.Mutex
+	err  error
+	last time.Time // of an alarm: a failing flush is retried without a pause
+}
+
+func (l *pebbleLog) Infof(format string, args ...any) {
+	l.log.Debug(fmt.Sprintf(format, args...))
+}
+
+func (l *pebbleLog) Errorf(format string, args ...any) {
+	l.mu.Lock()
+	quiet := time.Since(l.last) < time.Second
+	if !quiet {
+		l.last = time.Now()
+	}
+	l.mu.Unlock()
+	if !quiet && !l.dead.Load() {
+		l.log.Warn(fmt.Sprintf(format, args...))
+	}
+}
+
+func (l *pebbleLog) Fatalf(format string, args ...any) {
+	l.fail(fmt.Errorf(format, args...))
+}
+
+// fail marks the segment as dead; the first error is kept.
+func (l *pebbleLog) fail(err error) {
+	l.mu.Lock()
+	first := l.err == nil
+	if first {
+		l.err = err
+	}
+	l.mu.Unlock()
+	l.dead.Store(true)
+	if first && l.onErr != nil {
+		l.onErr(err)
+	}
+}
+
+func (l *pebbleLog) Err() error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.err
+}
+
+// openForWrite opens or makes the Pebble store at dir.
+func openForWrite(dir string, fs *fenceFS, cache *pebble.Cache, log *pebbleLog) (db *pebble.DB, err error) {
+	defer func() {
+		if r := recover(); r != nil {
+			db, err = nil, fmt.Errorf("open: %v", r)
+		}
+		if err == nil && log.dead.Load() {
+			err = log.Err()
+		}
+		if err != nil {
+			fs.raise()
+		}
+	}()
+	o := pebbleOptions(fs, cache, log)
+	o.EventListener = &pebble.EventListener{
+		// A flush that fails leaves everything in the log: it is the log that
+		// says what is durable. But it fills memory, and means that the disk
+		// is in trouble, so writing stops until the segment was opened anew.
+		BackgroundError: func(err error) { log.fail(fmt.Errorf("background: %w", err)) },
+	}
+	return pebble.Open(dir, o)
+}
+
+// openForRead opens the Pebble store at dir without a lock and without a
+// write; what is in its log is read into memory.
+func openForRead(dir string, fs vfs.FS, cache *pebble.Cache, log *slog.Logger) (db *pebble.DB, err error) {
+	defer func() {
+		if r := recover(); r != nil {
+			db, err = nil, fmt.Errorf("open: %v", r)
+		}
+	}()
+	l := &pebbleLog{log: log}
+	o := pebbleOptions(sealedFS{fs}, cache, l)
+	o.ReadOnly = true
+	o.DisableAutomaticCompactions = true
+	db, err = pebble.Open(dir, o)
+	if err == nil && l.dead.Load() {
+		err = l.Err()
+		_ = db.Close()
+		db = nil
+	}
+	return db, err
+}

@@ -1,0 +1,371 @@
+package store
+
+import (
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log/slog"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/cockroachdb/pebble/v2"
+
+	"github.com/moldtape/moldtape/moldcast"
+	"github.com/moldtape/moldtape/store/block"
+)
+
+// segment is one Pebble store. The session's lock guards sealed, seal, cov
+// and lines; mu guards db.
+type segment struct {
+	num  int
+	dir  string
+	name string // CHANNEL/SESSION@TAKE/000001.seg
+	id   identity
+
+	sealed bool
+	seal   *seal                 // nil: not sealed, or the seal is damaged
+	fault  error                 // why it cannot be read, or its seal not
+	idx    atomic.Pointer[index] // of the open segment always; of a sealed one while it is open for reading
+	lines  []lineCount           // of the open segment
+	opened time.Time
+
+	// mu is held for reading while db is used, and for writing to change it.
+	// db is the store as this process writes it; nil when it does not.
+	mu    sync.RWMutex
+	db    *pebble.DB
+	fence *fenceFS
+	log   *pebbleLog
+}
+
+func newSegment(num int, dir string, id identity) *segment {
+	return &segment{
+		num: num, dir: dir, id: id,
+		name: id.Channel + "/" + recordingName(id.Session, id.Take) + "/" + segmentName(num),
+	}
+}
+
+// open opens the segment for writing, making it where there is none. Its
+// index is loaded; wake is called, from anywhere, when its store fails.
+func (g *segment) open(a *Archive, wake func()) error {
+	fence := newFenceFS(a.o.FS)
+	log := &pebbleLog{log: a.o.Log.With("segment", g.name), onErr: func(error) { wake() }}
+	if err := makeDir(a.o.FS, g.dir); err != nil {
+		return fmt.Errorf("%s: %w", g.name, err)
+	}
+	db, err := openForWrite(g.dir, fence, a.pebbleCache, log)
+	if err != nil {
+		return fmt.Errorf("%s: %w", g.name, err)
+	}
+	fail := func(err error) error {
+		fence.raise()
+		closeQuietly(db)
+		return fmt.Errorf("%s: %w", g.name, err)
+	}
+	idx := g.idx.Load()
+	if idx == nil {
+		if idx, err = readIndex(db, g.id.Session, nil); err != nil {
+			return fail(err)
+		}
+		logBadHeaders(a.o.Log, g, idx)
+		if g.lines, err = readLines(db); err != nil {
+			return fail(err)
+		}
+	}
+	info, err := readSegmentInfo(db)
+	switch {
+	case errors.Is(err, pebble.ErrNotFound):
+		info = segmentInfo{Format: FormatVersion, identity: g.id, Segment: g.num, Node: a.o.Node, Opened: a.o.Clock().UTC()}
+		b, err := json.Marshal(info)
+		if err != nil {
+			return fail(err)
+		}
+		if err := guard(log, func() error { return db.Set(metaSegment, b, pebble.Sync) }); err != nil {
+			return fail(err)
+		}
+	case err != nil:
+		return fail(err)
+	case info.Format != FormatVersion:
+		return fail(&VersionError{Path: g.name, Got: info.Format, Want: FormatVersion})
+	case info.identity != g.id || info.Segment != g.num:
+		return fail(fmt.Errorf("it is %s/%v@%d segment %d: moved here by hand?", info.Channel, info.Session, info.Take, info.Segment))
+	}
+	g.opened = info.Opened
+	g.mu.Lock()
+	g.db, g.fence, g.log = db, fence, log
+	g.mu.Unlock()
+	g.idx.Store(idx)
+	return nil
+}
+
+// guard runs a write and sees that a failure of the log is an error, whatever
+// Pebble makes of it.
+func guard(log *pebbleLog, fn func() error) (err error) {
+	defer func() {
+		if r := recover(); r != nil {
+			err = fmt.Errorf("%v", r)
+			log.fail(err)
+		}
+	}()
+	if log.dead.Load() {
+		return log.Err()
+	}
+	if err = fn(); err == nil && log.dead.Load() {
+		err = log.Err()
+	}
+	return err
+}
+
+// abandon gives up a store that failed: nothing it may still do reaches the
+// directory. It is closed in the background, where that is possible at all.
+func (g *segment) abandon() {
+	g.mu.Lock()
+	db, fence := g.db, g.fence
+	g.db, g.fence, g.log = nil, nil, nil
+	g.mu.Unlock()
+	if db == nil {
+		return
+	}
+	fence.raise()
+	go closeQuietly(db)
+}
+
+func closeQuietly(db *pebble.DB) {
+	defer func() { _ = recover() }()
+	_ = db.Close()
+}
+
+// dead reports whether the store of an open segment failed.
+func (g *segment) dead() bool {
+	g.mu.RLock()
+	defer g.mu.RUnlock()
+	return g.db == nil || g.log.dead.Load()
+}
+
+func readSegmentInfo(db *pebble.DB) (segmentInfo, error) {
+	var info segmentInfo
+	return info, readMeta(db, metaSegment, &info)
+}
+
+func readLines(db *pebble.DB) ([]lineCount, error) {
+	var lines []lineCount
+	err := readMeta(db, metaLines, &lines)
+	if errors.Is(err, pebble.ErrNotFound) {
+		err = nil
+	}
+	return lines, err
+}
+
+func readFacts(db *pebble.DB) (facts, error) {
+	var f facts
+	err := readMeta(db, metaFacts, &f)
+	if errors.Is(err, pebble.ErrNotFound) {
+		err = nil
+	}
+	return f, err
+}
+
+func readMeta(db *pebble.DB, key []byte, v any) error {
+	b, c, err := db.Get(key)
+	if err != nil {
+		return err
+	}
+	defer c.Close()
+	return json.Unmarshal(b, v)
+}
+
+func readHoles(db *pebble.DB) (out []holeRecord, err error) {
+	err = scan(db, keyHole, func(_, v []byte) error {
+		var h holeRecord
+		if err := json.Unmarshal(v, &h); err != nil {
+			return err
+		}
+		out = append(out, h)
+		return nil
+	})
+	return out, err
+}
+
+// tailRecord is a decoded tail record.
+type tailRecord struct {
+	key   []byte
+	block *block.Block
+	err   error // why it cannot be read
+}
+
+// readTails decodes the tail records of a segment, in the order in which they
+// were written.
+func readTails(db *pebble.DB, session moldcast.Session, dec *block.Decoder) (out []tailRecord, err error) {
+	err = scan(db, keyTail, func(k, v []byte) error {
+		t := tailRecord{key: append([]byte(nil), k...), block: new(block.Block)}
+		var h block.Header
+		header, body, err := splitJoined(v)
+		if err == nil {
+			h, err = block.ParseHeader(header)
+		}
+		if err == nil && h.Session != session {
+			err = errors.New("record of another session")
+		}
+		if err == nil {
+			err = dec.Decode(h, body, t.block)
+		}
+		t.err = err
+		out = append(out, t)
+		return nil
+	})
+	return out, err
+}
+
+// finish makes a segment that nothing is written to any more immutable: its
+// store is flushed and closed, then seal.json written. prev is the sum of the
+// seal before. The index stays as it is. On an error the segment is as it was,
+// or closed and not sealed: finish may be called again after open.
+func (g *segment) finish(a *Archive, prev string) (*seal, error) {
+	db := g.db // written only by whoever calls finish
+	if db == nil {
+		return nil, fmt.Errorf("%s: not open", g.name)
+	}
+	wrap := func(err error) (*seal, error) { return nil, fmt.Errorf("%s: seal: %w", g.name, err) }
+	if err := guard(g.log, db.Flush); err != nil {
+		return wrap(err)
+	}
+	var digests [][32]byte
+	x, err := readIndex(db, g.id.Session, &digests)
+	if err != nil {
+		return wrap(err)
+	}
+	s := &seal{
+		Format: FormatVersion, identity: g.id, Segment: g.num, Node: a.o.Node, Opened: g.opened, Prev: prev,
+		Messages: x.messages, Packets: x.packets, Marks: x.markCount, MarkMin: x.markMin, MarkMax: x.markMax,
+		Ended: x.ended, End: x.end, BytesRaw: x.bytesRaw, BytesStored: x.bytesStored,
+		FirstTime: x.minTime, LastTime: x.maxTime, Blocks: len(digests),
+		Coverage: [][2]moldcast.Seq{}, BlockHashes: make([]string, len(digests)),
+	}
+	for _, r := range x.coverage() {
+		s.Coverage = append(s.Coverage, [2]moldcast.Seq{r.First, r.Next - 1})
+	}
+	for i, d := range digests {
+		s.BlockHashes[i] = hex.EncodeToString(d[:])
+	}
+	if s.Holes, err = readHoles(db); err != nil {
+		return wrap(err)
+	}
+	if s.Lines, err = readLines(db); err != nil {
+		return wrap(err)
+	}
+	if s.facts, err = readFacts(db); err != nil {
+		return wrap(err)
+	}
+	// Readers within this process drain; those that come after open the
+	// segment as a sealed one.
+	g.mu.Lock()
+	err = guard(g.log, db.Close)
+	if err != nil {
+		g.fence.raise()
+	}
+	g.db, g.fence, g.log = nil, nil, nil
+	g.mu.Unlock()
+	if err != nil {
+		return wrap(err)
+	}
+	s.Sealed = a.o.Clock().UTC()
+	s.BytesDisk = dirBytes(a.o.FS, g.dir)
+	b, err := s.encode()
+	if err != nil {
+		return wrap(err)
+	}
+	if err := writeFile(a.o.FS, g.dir, sealFile, b); err != nil {
+		return wrap(err)
+	}
+	return s, nil
+}
+
+// read gives fn the stored header and body of the block whose key is first;
+// they are valid until fn returns.
+func (g *segment) read(t *table, first moldcast.Seq, fn func(header, body []byte) error) error {
+	var k [9]byte
+	return g.use(t, func(db *pebble.DB) error {
+		header, hc, err := db.Get(seqKey(k[:0], keyHeader, uint64(first)))
+		if err != nil {
+			return fmt.Errorf("header: %w", err)
+		}
+		defer hc.Close()
+		body, bc, err := db.Get(seqKey(k[:0], keyBody, uint64(first)))
+		if err != nil {
+			return fmt.Errorf("body: %w", err)
+		}
+		defer bc.Close()
+		return fn(header, body)
+	})
+}
+
+// use gives fn the store of g, whether it is being written or sealed.
+func (g *segment) use(t *table, fn func(db *pebble.DB) error) error {
+	g.mu.RLock()
+	if g.db != nil {
+		defer g.mu.RUnlock()
+		return fn(g.db)
+	}
+	g.mu.RUnlock()
+	h, err := t.acquire(g)
+	if err != nil {
+		return err
+	}
+	defer t.release(h)
+	return fn(h.db)
+}
+
+// decode reads and decodes one block.
+func (g *segment) decode(t *table, first moldcast.Seq, dec *block.Decoder, into *block.Block) error {
+	return g.read(t, first, func(header, body []byte) error {
+		h, err := block.ParseHeader(header)
+		if err != nil {
+			return err
+		}
+		if h.Session != g.id.Session || h.First() != first {
+			return errors.New("block under a wrong key")
+		}
+		return dec.Decode(h, body, into)
+	})
+}
+
+// decodeMarks reads and decodes one block of marks alone.
+func (g *segment) decodeMarks(t *table, id uint64, dec *block.Decoder, into *block.Block) error {
+	return g.use(t, func(db *pebble.DB) error {
+		k := seqKey(nil, keyMarks, id)
+		v, c, err := db.Get(k)
+		if err != nil {
+			return err
+		}
+		defer c.Close()
+		h, err := parseMarksHeader(k, v, g.id.Session)
+		if err != nil {
+			return err
+		}
+		_, body, err := splitJoined(v)
+		if err != nil {
+			return err
+		}
+		return dec.Decode(h, body, into)
+	})
+}
+
+// loadIndex sees that the index of g is in memory, and is it.
+func (g *segment) loadIndex(t *table) (*index, error) {
+	if x := g.idx.Load(); x != nil {
+		return x, nil
+	}
+	h, err := t.acquire(g)
+	if err != nil {
+		return nil, err
+	}
+	defer t.release(h)
+	return h.idx, nil
+}
+
+func logBadHeaders(log *slog.Logger, g *segment, x *index) {
+	for _, b := range x.bad {
+		log.Error("block header is damaged; the block is not served", "segment", g.name, "key", hex.EncodeToString(b.key), "err", b.err)
+	}
+}

@@ -1,0 +1,601 @@
+package store
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/cockroachdb/pebble/v2"
+
+	"github.com/moldtape/moldtape/moldcast"
+	"github.com/moldtape/moldtape/moldcast/gap"
+	"github.com/moldtape/moldtape/store/block"
+)
+
+// refreshEvery is how long a reader may not see that another process sealed a
+// segment.
+const refreshEvery = time.Second
+
+// session is the catalogue of one recording: which segment, block in memory or
+// hole every sequence lies in. A Writer and all Views of the recording in this
+// process share it. mu guards everything in it, is held for lookups and copies
+// in memory only, and never during I/O.
+type session struct {
+	a   *Archive
+	ref Ref
+	dir string
+
+	mu     sync.Mutex
+	segs   []*segment // by number
+	runs   []segRun   // by sequence: what lies in segments
+	cov    gap.Set    // what is held, in segments and in memory
+	synced gap.Set    // of that, what is durable
+	facts  facts
+	mark   moldcast.Seq // lowest sequence that a mark carried; 0: none
+	ended  bool         // an End of Session is on record, for end
+	end    moldcast.Seq
+	holes  holeMap
+	mem    []*memBlock // in order of their ids; the last one open, where w is set
+	w      *Writer     // who writes it in this process
+	loaded time.Time   // when the directory was last looked at
+	made   time.Time
+	hidden int // unsealed segments that another process writes
+}
+
+// segRun is a range that lies in one segment.
+type segRun struct {
+	r   moldcast.Range
+	seg *segment
+}
+
+// memBlock is a block in memory: the open one, one that waits to be
+// compressed and committed, or a durable one that is kept for readers. The
+// session's lock guards it, but for builder once it is cut, which then never
+// changes.
+type memBlock struct {
+	id    uint64
+	b     *block.Builder
+	cov   gap.Set
+	state blockState
+	pins  int // cursors that read it without the lock
+
+	unsynced gap.Set // of cov, what no tail record holds
+	marked   int     // marks of b that a tail record holds
+	tails    uint32  // tail records written
+	begun    time.Time
+	firstOp  uint64 // operations of the writer before it
+	lines    []lineCount
+
+	buf, header, body []byte // once compressed
+	parsed            block.Header
+}
+
+type blockState uint8
+
+const (
+	blockOpen      blockState = iota
+	blockCut                  // waits for a worker
+	blockEncoding             // a worker has it
+	blockEncoded              // waits for the committer
+	blockSubmitted            // waits for the disk
+	blockDurable
+)
+
+// size is what m counts for in the bounds of memory: framed bytes and the
+// index of its pieces.
+func (m *memBlock) size() int64 {
+	return int64(m.b.RawSize()) + pieceCost*int64(m.b.Pieces())
+}
+
+const pieceCost = 48
+
+// first is where the session begins: the lowest of what is stored and what
+// Start put on record; without either, what a heartbeat said; else 0.
+// REQUIRES: mu.
+func (s *session) first() moldcast.Seq {
+	f := s.facts.Start
+	if s.cov.Len() > 0 {
+		if b := s.cov.Bounds().First; f == 0 || b < f {
+			f = b
+		}
+	} else if f == 0 {
+		f = s.mark
+	}
+	return f
+}
+
+// head is one past the highest stored. REQUIRES: mu.
+func (s *session) head() moldcast.Seq {
+	if s.cov.Len() == 0 {
+		return s.first()
+	}
+	return s.cov.Bounds().Next
+}
+
+// limit is where holes end: the head, or the end of the session where that
+// was never reached. REQUIRES: mu.
+func (s *session) limit() moldcast.Seq {
+	if h := s.head(); !s.isEnded() || s.end < h {
+		return h
+	}
+	return s.end
+}
+
+// isEnded: data beyond an End of Session takes it back. REQUIRES: mu.
+func (s *session) isEnded() bool { return s.ended && s.end >= s.head() }
+
+// next is one past what is held without a hole from first. REQUIRES: mu.
+func (s *session) next() moldcast.Seq { return reach(&s.cov, s.first()) }
+
+// durable is next of what is durable. REQUIRES: mu.
+func (s *session) durable() moldcast.Seq { return reach(&s.synced, s.first()) }
+
+func reach(set *gap.Set, first moldcast.Seq) moldcast.Seq {
+	if rs := set.Ranges(); len(rs) > 0 && rs[0].First <= first && first < rs[0].Next {
+		return rs[0].Next
+	}
+	return first
+}
+
+// noteEnd puts an End of Session on record. REQUIRES: mu.
+func (s *session) noteEnd(end moldcast.Seq) { s.ended, s.end = true, max(s.end, end) }
+
+func (s *session) noteMark(q moldcast.Seq) {
+	if q != 0 && (s.mark == 0 || q < s.mark) {
+		s.mark = q
+	}
+}
+
+// addRun maps r to g. REQUIRES: mu.
+func (s *session) addRun(r moldcast.Range, g *segment) {
+	n := len(s.runs)
+	if n > 0 && s.runs[n-1].seg == g && s.runs[n-1].r.Next == r.First {
+		s.runs[n-1].r.Next = r.Next
+		return
+	}
+	if n == 0 || s.runs[n-1].r.First < r.First {
+		s.runs = append(s.runs, segRun{r, g})
+		return
+	}
+	i := s.runAfter(r.First)
+	left := i > 0 && s.runs[i-1].seg == g && s.runs[i-1].r.Next == r.First
+	right := i < n && s.runs[i].seg == g && s.runs[i].r.First == r.Next
+	switch {
+	case left && right:
+		s.runs[i-1].r.Next = s.runs[i].r.Next
+		s.runs = slices.Delete(s.runs, i, i+1)
+	case left:
+		s.runs[i-1].r.Next = r.Next
+	case right:
+		s.runs[i].r.First = r.First
+	default:
+		s.runs = slices.Insert(s.runs, i, segRun{r, g})
+	}
+}
+
+// runAfter is the first run that ends beyond q. REQUIRES: mu.
+func (s *session) runAfter(q moldcast.Seq) int {
+	lo, hi := 0, len(s.runs)
+	for lo < hi {
+		if m := (lo + hi) / 2; s.runs[m].r.Next > q {
+			hi = m
+		} else {
+			lo = m + 1
+		}
+	}
+	return lo
+}
+
+// where is the kind of place that a sequence lies in.
+type where uint8
+
+const (
+	inMemory  where = iota // in mem
+	inBlock                // in a block of seg, by its index
+	inSegment              // in seg, whose index is not in memory
+	lostBlock              // in seg by its seal, but no sound header says so
+	inHole
+	beyond
+	below
+)
+
+// place is where a sequence lies, and up to where what follows lies in the
+// same: r.First is the sequence.
+type place struct {
+	where where
+	r     moldcast.Range
+	mem   *memBlock
+	seg   *segment
+	blk   blockRef
+	times block.RunTimes
+}
+
+// locate finds q. REQUIRES: mu.
+func (s *session) locate(q moldcast.Seq) place {
+	for i := len(s.mem) - 1; i >= 0; i-- {
+		m := s.mem[i]
+		if !m.cov.Bounds().Contains(q) {
+			continue
+		}
+		if part, held := m.cov.Cut(moldcast.Range{First: q, Next: ^moldcast.Seq(0)}); held {
+			return place{where: inMemory, r: part, mem: m}
+		}
+	}
+	if i := s.runAfter(q); i < len(s.runs) && s.runs[i].r.First <= q {
+		run := s.runs[i]
+		p := place{where: inSegment, r: moldcast.Range{First: q, Next: run.r.Next}, seg: run.seg}
+		x := run.seg.idx.Load()
+		if x == nil {
+			return p
+		}
+		k := x.after(q)
+		switch {
+		case k == len(x.runs):
+			p.where = lostBlock
+		case x.runs[k].r.First > q:
+			p.where = lostBlock
+			p.r.Next = min(p.r.Next, x.runs[k].r.First)
+		default:
+			p.where = inBlock
+			p.r.Next = x.runs[k].r.Next
+			p.blk, p.times = x.blocks[x.runs[k].blk], x.runs[k].times
+		}
+		return p
+	}
+	limit := s.limit()
+	switch {
+	case q >= limit:
+		return place{where: beyond, r: moldcast.Range{First: q, Next: q}}
+	case q < s.first():
+		return place{where: below, r: moldcast.Range{First: q, Next: s.first()}}
+	}
+	part, _ := s.cov.Cut(moldcast.Range{First: q, Next: limit})
+	return place{where: inHole, r: part}
+}
+
+// holeAt is the hole that begins q's missing range. REQUIRES: mu.
+func (s *session) holeAt(r moldcast.Range) moldcast.Hole {
+	return s.holes.cut(nil, r)[0]
+}
+
+// missing lists the holes. REQUIRES: mu.
+func (s *session) missing() (out []moldcast.Hole) {
+	for _, r := range s.cov.Missing(moldcast.Range{First: s.first(), Next: s.limit()}) {
+		out = s.holes.cut(out, r)
+	}
+	return out
+}
+
+// load reads the directory: session.json, and the seals. Unsealed segments are
+// listed with sealed unset, and nothing more is known of them.
+func (s *session) load() error {
+	info, err := readSessionInfo(s.a, s.dir)
+	if err == nil {
+		s.facts.merge(info.facts)
+		s.made = info.Made
+	}
+	var version *VersionError
+	if errors.As(err, &version) {
+		return err
+	}
+	return s.refresh()
+}
+
+func readSessionInfo(a *Archive, dir string) (sessionInfo, error) {
+	var info sessionInfo
+	b, err := readFile(a.o.FS, a.o.FS.PathJoin(dir, sessionFile))
+	if err == nil {
+		err = json.Unmarshal(b, &info)
+	}
+	if err == nil && info.Format != FormatVersion {
+		err = &VersionError{Path: dir, Got: info.Format, Want: FormatVersion}
+	}
+	return info, err
+}
+
+// refresh looks for segments that are new, or newly sealed.
+func (s *session) refresh() error {
+	fs := s.a.o.FS
+	names, err := fs.List(s.dir)
+	if err != nil {
+		return err
+	}
+	s.mu.Lock()
+	known := map[int]*segment{}
+	sealed := map[int]bool{}
+	for _, g := range s.segs {
+		known[g.num], sealed[g.num] = g, g.sealed
+	}
+	s.mu.Unlock()
+	id := identity{s.ref.Channel, s.ref.Session, s.ref.Take}
+	var fresh []*segment
+	for _, name := range names {
+		n, ok := parseSegmentName(name)
+		if !ok {
+			continue
+		}
+		if sealed[n] {
+			continue
+		}
+		g := newSegment(n, fs.PathJoin(s.dir, name), id)
+		g.sealed, g.seal, g.fault = s.a.readSeal(g)
+		fresh = append(fresh, g)
+	}
+	slices.SortFunc(fresh, func(a, b *segment) int { return a.num - b.num })
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.loaded = time.Now()
+	s.hidden = 0
+	for _, g := range fresh {
+		if old := known[g.num]; old != nil {
+			if !g.sealed {
+				if old.idx.Load() == nil {
+					s.hidden++
+				}
+				continue
+			}
+			s.segs = slices.DeleteFunc(s.segs, func(x *segment) bool { return x == old })
+			for i := range s.runs {
+				if s.runs[i].seg == old {
+					s.runs[i].seg = g
+				}
+			}
+		} else if !g.sealed {
+			s.hidden++
+		}
+		s.insert(g)
+		if g.seal != nil {
+			s.addSeal(g)
+		}
+	}
+	return nil
+}
+
+// insert puts g in its place by number. REQUIRES: mu.
+func (s *session) insert(g *segment) {
+	i, _ := slices.BinarySearchFunc(s.segs, g.num, func(x *segment, n int) int { return x.num - n })
+	s.segs = slices.Insert(s.segs, i, g)
+}
+
+// addSeal takes up what a sealed segment holds. REQUIRES: mu.
+func (s *session) addSeal(g *segment) {
+	for _, r := range g.seal.ranges() {
+		s.addDurable(r, g)
+	}
+	if g.seal.Marks > 0 {
+		s.noteMark(g.seal.MarkMin)
+	}
+	if g.seal.Ended {
+		s.noteEnd(g.seal.End)
+	}
+	for _, h := range g.seal.Holes {
+		s.holes.put(h)
+	}
+	s.facts.merge(g.seal.facts)
+}
+
+// addDurable takes up a range that lies in g. Where another segment holds
+// part of it, that part stays with that one. REQUIRES: mu.
+func (s *session) addDurable(r moldcast.Range, g *segment) {
+	for rest := r; !rest.Empty(); {
+		part := rest
+		i := s.runAfter(rest.First)
+		if i < len(s.runs) {
+			if s.runs[i].r.First <= rest.First {
+				rest.First = min(rest.Next, s.runs[i].r.Next)
+				continue
+			}
+			part.Next = min(part.Next, s.runs[i].r.First)
+		}
+		s.addRun(part, g)
+		rest.First = part.Next
+	}
+	s.cov.Add(r)
+	s.synced.Add(r)
+}
+
+// addIndex takes up what an unsealed segment, or one whose seal is damaged,
+// holds by its headers. REQUIRES: mu.
+func (s *session) addIndex(g *segment, x *index, holes []holeRecord, f facts) {
+	for _, r := range x.coverage() {
+		s.addDurable(r, g)
+	}
+	if x.markCount > 0 {
+		s.noteMark(x.markMin)
+	}
+	if x.ended {
+		s.noteEnd(x.end)
+	}
+	for _, h := range holes {
+		s.holes.put(h)
+	}
+	s.facts.merge(f)
+}
+
+// refreshIfDue looks at the directory again where another process may write,
+// and the last look is old.
+func (s *session) refreshIfDue() {
+	s.mu.Lock()
+	due := s.w == nil && time.Since(s.loaded) >= refreshEvery
+	if due {
+		s.loaded = time.Now()
+	}
+	s.mu.Unlock()
+	if due {
+		if err := s.refresh(); err != nil {
+			s.a.o.Log.Warn("looking for new segments", "session", s.ref, "err", err)
+		}
+	}
+}
+
+// unsealed lists the segments that are not sealed, by number, and those whose
+// seal is damaged.
+func (s *session) unsealed() (open, damaged []*segment) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, g := range s.segs {
+		switch {
+		case !g.sealed:
+			open = append(open, g)
+		case g.seal == nil:
+			damaged = append(damaged, g)
+		}
+	}
+	return open, damaged
+}
+
+// readUnsealed takes up, without a write, what segments hold that are not
+// sealed or whose seal is damaged. Tail records stay in memory as blocks.
+func (s *session) readUnsealed(segs []*segment) {
+	for _, g := range segs {
+		if err := s.readOne(g); err != nil {
+			s.mu.Lock()
+			g.fault = err
+			s.mu.Unlock()
+			s.a.o.Log.Error("segment cannot be read", "segment", g.name, "err", err)
+		}
+	}
+}
+
+func (s *session) readOne(g *segment) error {
+	dec, err := block.NewDecoder(block.DecoderOptions{})
+	if err != nil {
+		return err
+	}
+	defer dec.Close()
+	h, err := s.a.table.acquire(g)
+	if err != nil {
+		return err
+	}
+	defer s.a.table.release(h)
+	holes, err := readHoles(h.db)
+	if err != nil {
+		return err
+	}
+	f, err := readFacts(h.db)
+	if err != nil {
+		return err
+	}
+	lines, err := readLines(h.db)
+	if err != nil {
+		return err
+	}
+	info, err := readSegmentInfo(h.db)
+	if err != nil && !errors.Is(err, pebble.ErrNotFound) {
+		return err
+	}
+	tails, err := readTails(h.db, s.ref.Session, dec)
+	if err != nil {
+		return err
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	g.lines, g.opened = lines, info.Opened
+	s.addIndex(g, h.idx, holes, f)
+	s.mem = append(s.mem, s.takeTails(g, tails, 0)...)
+	return nil
+}
+
+// takeTails makes blocks in memory of what of the tail records no block
+// holds; id is that of the first. REQUIRES: mu.
+func (s *session) takeTails(g *segment, tails []tailRecord, id uint64) (out []*memBlock) {
+	var m *memBlock
+	fresh := func() {
+		if m == nil || !m.b.Empty() {
+			m = &memBlock{id: id + uint64(len(out)), b: block.NewBuilder(s.ref.Session), state: blockDurable}
+			out = append(out, m)
+		}
+	}
+	take := func(q moldcast.Piece) bool {
+		if m == nil || m.b.RawSize() >= s.a.o.BlockSize {
+			fresh()
+		}
+		if m.b.Append(q) != nil {
+			fresh()
+			if m.b.Append(q) != nil {
+				return false
+			}
+		}
+		m.cov.Add(q.Range())
+		s.cov.Add(q.Range())
+		s.synced.Add(q.Range())
+		return true
+	}
+	for _, t := range tails {
+		if t.err != nil {
+			s.a.o.Log.Warn("tail record is damaged and not used", "segment", g.name, "err", t.err)
+			continue
+		}
+		for i := range t.block.Pieces() {
+			eachMissing(&s.cov, t.block.PieceAt(i), take)
+		}
+		for _, k := range t.block.Marks() {
+			if m == nil || m.b.Mark(k) != nil {
+				fresh()
+				if m.b.Mark(k) != nil {
+					continue
+				}
+			}
+			s.noteMark(k.Next)
+			if k.Kind == moldcast.End {
+				s.noteEnd(k.Next)
+			}
+		}
+	}
+	if n := len(out); n > 0 && out[n-1].b.Empty() {
+		out = out[:n-1]
+	}
+	return out
+}
+
+// eachMissing calls fn for the parts of p that set lacks, until it returns
+// false. fn may add them to set.
+func eachMissing(set *gap.Set, p moldcast.Piece, fn func(moldcast.Piece) bool) {
+	for r := p.Range(); !r.Empty(); {
+		part, held := set.Cut(r)
+		q := p
+		if part != r {
+			q.Msgs, p.Msgs = p.Msgs.Split(int(part.Len()))
+			p.First = part.Next
+		}
+		if !held && !fn(q) {
+			return
+		}
+		r.First = part.Next
+	}
+}
+
+// lock takes the session's lock. A reader that only looks whether somebody
+// writes holds it for an instant, so it is tried for a while.
+func (s *session) lock(exclusive bool) (io.Closer, error) {
+	var err error
+	for try := 0; try < 20; try++ {
+		var c io.Closer
+		if c, err = s.a.locker.lock(s.dir, exclusive); err == nil {
+			return c, nil
+		}
+		if !errors.Is(err, errHeld) {
+			return nil, fmt.Errorf("%v: %w", s.ref, err)
+		}
+		if !exclusive {
+			break
+		}
+		time.Sleep(5 * time.Millisecond)
+	}
+	return nil, fmt.Errorf("%w: %v (%s): stop that one first, or read only", ErrLocked, s.ref, s.dir)
+}
+
+// lastSeal is the sum of the newest seal before segment n; empty without one.
+// REQUIRES: mu.
+func (s *session) lastSeal(n int) string {
+	for i := len(s.segs) - 1; i >= 0; i-- {
+		if g := s.segs[i]; g.num < n && g.seal != nil {
+			return g.seal.Sum
+		}
+	}
+	return ""
+}

@@ -1,0 +1,436 @@
+package store
+
+import (
+	"context"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+
+	"github.com/cockroachdb/pebble/v2"
+
+	"github.com/moldtape/moldtape/moldcast"
+	"github.com/moldtape/moldtape/moldcast/gap"
+	"github.com/moldtape/moldtape/store/block"
+)
+
+// verifiers is how many segments are read at a time.
+const verifiers = 2
+
+// Progress is how far Verify has come, in bytes on disk.
+type Progress struct{ Done, Total uint64 }
+
+// Report is what Verify found.
+type Report struct {
+	Sessions int      `json:"sessions"`
+	Segments int      `json:"segments"`
+	Blocks   int      `json:"blocks"`
+	Messages uint64   `json:"messages"`
+	Bytes    uint64   `json:"bytes"`   // of stored blocks
+	Skipped  []string `json:"skipped"` // segments that are being written
+	Faults   []Fault  `json:"faults"`
+}
+
+// Fault is one thing that is wrong.
+type Fault struct {
+	Session  string       `json:"session"`
+	Segment  string       `json:"segment,omitempty"`
+	FirstSeq moldcast.Seq `json:"first_seq,omitempty"` // with LastSeq: what is lost or in doubt; 0 where that is no range
+	LastSeq  moldcast.Seq `json:"last_seq,omitempty"`
+	Problem  string       `json:"problem"`
+}
+
+func (f Fault) String() string {
+	at := f.Session
+	if f.Segment != "" {
+		at += "/" + f.Segment
+	}
+	if f.FirstSeq != 0 {
+		at += " " + moldcast.Range{First: f.FirstSeq, Next: f.LastSeq + 1}.String()
+	}
+	return at + ": " + f.Problem
+}
+
+// verification is one run of Verify.
+type verification struct {
+	a        *Archive
+	progress func(Progress)
+
+	mu  sync.Mutex
+	rep Report
+	p   Progress
+}
+
+// Verify reads everything of the recordings named (none: of all), and checks
+// every checksum and hash, what blocks hold against headers and seals, that no
+// two blocks hold the same, and the chain of seals. What is being written is
+// skipped, and said so. progress, where not nil, is called now and then, from
+// any goroutine. The error is that of ctx or of listing; what is wrong with
+// the archive is in the report.
+func (a *Archive) Verify(ctx context.Context, refs []Ref, progress func(Progress)) (Report, error) {
+	if len(refs) == 0 {
+		var err error
+		if refs, err = a.refs(); err != nil {
+			return Report{}, err
+		}
+	}
+	v := &verification{a: a, progress: progress, rep: Report{Skipped: []string{}, Faults: []Fault{}}}
+	for _, r := range refs {
+		if _, err := a.o.FS.Stat(a.sessionDir(r)); isNotExist(err) {
+			return Report{}, a.notFound(r.String(), ErrNotFound)
+		}
+	}
+	var all []*checked
+	for _, r := range refs {
+		c, err := v.list(r)
+		if err != nil {
+			return v.rep, err
+		}
+		all = append(all, c)
+		v.rep.Sessions++
+		for _, s := range c.segs {
+			v.p.Total += dirBytes(a.o.FS, s.g.dir)
+		}
+	}
+	for _, c := range all {
+		if err := v.session(ctx, c); err != nil {
+			return v.rep, err
+		}
+	}
+	slices.SortStableFunc(v.rep.Faults, func(x, y Fault) int {
+		if x.Session != y.Session {
+			return 0 // in the order of refs already
+		}
+		if x.Segment != y.Segment {
+			if x.Segment < y.Segment {
+				return -1
+			}
+			return 1
+		}
+		switch {
+		case x.FirstSeq < y.FirstSeq:
+			return -1
+		case x.FirstSeq > y.FirstSeq:
+			return 1
+		}
+		return 0
+	})
+	return v.rep, nil
+}
+
+// checked is one session under verification.
+type checked struct {
+	ref  Ref
+	s    *session
+	segs []*checkedSegment
+}
+
+type checkedSegment struct {
+	g       *segment
+	seal    *seal // with its hashes
+	sealErr error
+	sealed  bool
+	cov     []ownedRange
+}
+
+// ownedRange is a run of a block, for the check that no two overlap.
+type ownedRange struct {
+	r     moldcast.Range
+	patch bool
+	seg   string
+}
+
+func (v *verification) fault(c *checked, segment string, r moldcast.Range, format string, args ...any) {
+	f := Fault{Session: c.ref.String(), Segment: segment, Problem: fmt.Sprintf(format, args...)}
+	if !r.Empty() {
+		f.FirstSeq, f.LastSeq = r.First, r.Next-1
+	}
+	v.mu.Lock()
+	v.rep.Faults = append(v.rep.Faults, f)
+	v.mu.Unlock()
+}
+
+func (v *verification) list(r Ref) (*checked, error) {
+	a := v.a
+	c := &checked{ref: r, s: a.newSession(r)}
+	names, err := a.o.FS.List(c.s.dir)
+	if err != nil {
+		return nil, fmt.Errorf("%v: %w", r, err)
+	}
+	if _, err := readSessionInfo(a, c.s.dir); err != nil {
+		v.fault(c, "", moldcast.Range{}, "%s: %v; it is made again from the segments when the session is next written", sessionFile, err)
+	}
+	for _, name := range names {
+		n, ok := parseSegmentName(name)
+		if !ok {
+			continue
+		}
+		g := newSegment(n, a.o.FS.PathJoin(c.s.dir, name), identity{r.Channel, r.Session, r.Take})
+		s := &checkedSegment{g: g}
+		b, err := readFile(a.o.FS, a.o.FS.PathJoin(g.dir, sealFile))
+		if s.sealed = !isNotExist(err); s.sealed {
+			if err == nil {
+				s.seal, err = parseSeal(b)
+			}
+			if err == nil && (s.seal.identity != g.id || s.seal.Segment != n) {
+				err = errors.New("it is the seal of another segment")
+			}
+			s.sealErr = err
+		}
+		c.segs = append(c.segs, s)
+	}
+	slices.SortFunc(c.segs, func(x, y *checkedSegment) int { return x.g.num - y.g.num })
+	return c, nil
+}
+
+func (v *verification) session(ctx context.Context, c *checked) error {
+	// What is not sealed can be read only where nobody writes it.
+	lock, err := c.s.lock(false)
+	if err == nil {
+		defer lock.Close()
+	}
+	locked := err != nil
+
+	prev := ""
+	for i, s := range c.segs {
+		if s.sealErr != nil {
+			v.fault(c, segmentName(s.g.num), moldcast.Range{}, "%v", s.sealErr)
+		}
+		if s.seal == nil {
+			continue
+		}
+		// A first seal may name one that was pruned.
+		if first := i == 0 && s.g.num > 1; s.seal.Prev != prev && !first {
+			v.fault(c, segmentName(s.g.num), moldcast.Range{}, "the chain of seals is broken: it names %s before it, there is %s", short(s.seal.Prev), short(prev))
+		}
+		prev = s.seal.Sum
+	}
+
+	todo := make(chan *checkedSegment)
+	var wg sync.WaitGroup
+	for range verifiers {
+		wg.Add(1)
+		go func() {
+			defer wg.Done()
+			dec, err := block.NewDecoder(block.DecoderOptions{Verify: true})
+			if err != nil {
+				return
+			}
+			defer dec.Close()
+			for s := range todo {
+				if ctx.Err() != nil {
+					continue
+				}
+				if !s.sealed && locked {
+					v.mu.Lock()
+					v.rep.Skipped = append(v.rep.Skipped, s.g.name)
+					v.mu.Unlock()
+					continue
+				}
+				v.segment(ctx, c, s, dec)
+			}
+		}()
+	}
+	for _, s := range c.segs {
+		todo <- s
+	}
+	close(todo)
+	wg.Wait()
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	v.overlaps(c)
+	return nil
+}
+
+func short(sum string) string {
+	if sum == "" {
+		return "none"
+	}
+	return sum[:min(12, len(sum))] + "…"
+}
+
+// segment reads one segment whole.
+func (v *verification) segment(ctx context.Context, c *checked, s *checkedSegment, dec *block.Decoder) {
+	name := segmentName(s.g.num)
+	bad := func(r moldcast.Range, format string, args ...any) { v.fault(c, name, r, format, args...) }
+	defer v.a.table.forget(s.g)
+	h, err := v.a.table.acquire(s.g)
+	if err != nil {
+		var r moldcast.Range
+		if s.seal != nil && len(s.seal.Coverage) > 0 {
+			rs := s.seal.ranges()
+			r = moldcast.Range{First: rs[0].First, Next: rs[len(rs)-1].Next}
+		}
+		bad(r, "it cannot be opened: %v", err)
+		return
+	}
+	defer v.a.table.release(h)
+
+	var hashes []string
+	var cov gap.Set
+	bodies := map[uint64]bool{}
+	var b block.Block
+	blocks, messages, stored := 0, uint64(0), uint64(0)
+	note := func(n int) {
+		v.mu.Lock()
+		v.p.Done += uint64(n)
+		p := v.p
+		v.mu.Unlock()
+		if v.progress != nil {
+			v.progress(p)
+		}
+	}
+	check := func(k, header []byte, body func(first uint64) ([]byte, func(), error)) error {
+		if err := ctx.Err(); err != nil {
+			return err
+		}
+		hd, err := block.ParseHeader(header)
+		switch {
+		case err != nil:
+		case hd.Session != c.ref.Session:
+			err = fmt.Errorf("block of session %v", hd.Session)
+		case k[0] == keyHeader && (hd.Messages == 0 || string(k) != string(seqKey(nil, keyHeader, uint64(hd.First())))):
+			err = errors.New("block under a wrong key")
+		}
+		if err != nil {
+			bad(moldcast.Range{}, "block %x: %v", k, err)
+			return nil
+		}
+		blocks++
+		d := hd.Digest()
+		hashes = append(hashes, hex.EncodeToString(d[:]))
+		bytes, done, err := body(uint64(hd.First()))
+		if err == nil {
+			err = dec.Decode(hd, bytes, &b)
+			stored += uint64(len(bytes))
+			note(len(bytes))
+			done()
+		}
+		if err != nil {
+			bad(hd.Range(), "%v", err)
+		} else {
+			messages += uint64(hd.Messages)
+		}
+		for _, r := range hd.Runs {
+			if part, held := cov.Cut(r); held {
+				bad(part, "two blocks of the segment hold it")
+			}
+			cov.Add(r)
+			s.cov = append(s.cov, ownedRange{r, hd.Patch, name})
+		}
+		return nil
+	}
+	err = scan(h.db, keyHeader, func(k, header []byte) error {
+		return check(k, header, func(first uint64) ([]byte, func(), error) {
+			bodies[first] = true
+			body, cl, err := h.db.Get(seqKey(nil, keyBody, first))
+			if errors.Is(err, pebble.ErrNotFound) {
+				err = errors.New("its body is missing")
+			}
+			return body, func() { cl.Close() }, err
+		})
+	})
+	if err == nil {
+		err = scan(h.db, keyMarks, func(k, joined []byte) error {
+			header, body, err := splitJoined(joined)
+			if err != nil {
+				bad(moldcast.Range{}, "marks %x: %v", k, err)
+				return nil
+			}
+			return check(k, header, func(uint64) ([]byte, func(), error) { return body, func() {}, nil })
+		})
+	}
+	if err == nil {
+		err = v.strays(h.db, bodies, bad)
+	}
+	if err == nil && !s.sealed {
+		var tails []tailRecord
+		if tails, err = readTails(h.db, c.ref.Session, dec); err == nil {
+			for _, t := range tails {
+				if t.err != nil {
+					bad(moldcast.Range{}, "tail record %x: %v", t.key, t.err)
+				}
+			}
+		}
+	}
+	if err != nil && ctx.Err() == nil {
+		bad(moldcast.Range{}, "reading stopped: %v", err)
+	}
+	if s.seal != nil && err == nil {
+		v.compare(s, &cov, hashes, bad)
+	}
+	v.mu.Lock()
+	v.rep.Segments++
+	v.rep.Blocks += blocks
+	v.rep.Messages += messages
+	v.rep.Bytes += stored
+	v.mu.Unlock()
+}
+
+// strays looks for bodies that no header speaks for.
+func (v *verification) strays(db *pebble.DB, known map[uint64]bool, bad func(moldcast.Range, string, ...any)) error {
+	it, err := db.NewIter(&pebble.IterOptions{LowerBound: []byte{keyBody}, UpperBound: []byte{keyBody + 1}})
+	if err != nil {
+		return err
+	}
+	for ok := it.First(); ok; ok = it.Next() { // keys only: bodies are not read again
+		k := it.Key()
+		if len(k) != 9 || !known[seqOf(k)] {
+			bad(moldcast.Range{}, "body %x has no sound header", k)
+		}
+	}
+	err = it.Error()
+	if e := it.Close(); err == nil {
+		err = e
+	}
+	return err
+}
+
+// compare compares what a segment holds with its seal.
+func (v *verification) compare(s *checkedSegment, cov *gap.Set, hashes []string, bad func(moldcast.Range, string, ...any)) {
+	var sealed gap.Set
+	for _, r := range s.seal.ranges() {
+		sealed.Add(r)
+		for _, miss := range cov.Missing(r) {
+			bad(miss, "sealed, but no block holds it")
+		}
+	}
+	for _, r := range cov.Ranges() {
+		for _, miss := range sealed.Missing(r) {
+			bad(miss, "a block holds what was not sealed")
+		}
+	}
+	if !slices.Equal(hashes, s.seal.BlockHashes) {
+		bad(moldcast.Range{}, "its blocks are not those that were sealed: %d, sealed %d, or their hashes differ", len(hashes), len(s.seal.BlockHashes))
+	}
+}
+
+// overlaps checks that no two segments hold the same, but for blocks that
+// replace damaged ones.
+func (v *verification) overlaps(c *checked) {
+	var all []ownedRange
+	for _, s := range c.segs {
+		for _, o := range s.cov {
+			if !o.patch {
+				all = append(all, o)
+			}
+		}
+	}
+	slices.SortFunc(all, func(x, y ownedRange) int {
+		switch {
+		case x.r.First < y.r.First:
+			return -1
+		case x.r.First > y.r.First:
+			return 1
+		}
+		return 0
+	})
+	for i := 1; i < len(all); i++ {
+		x, y := all[i-1], all[i]
+		if part := x.r.Intersect(y.r); !part.Empty() && x.seg != y.seg {
+			v.fault(c, y.seg, part, "%s holds it too", x.seg)
+		}
+	}
+}
