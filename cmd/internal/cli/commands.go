@@ -4,8 +4,10 @@ import "github.com/spf13/cobra"
 
 // commands is every command of moldtape, in the order of help.
 var commands = []func(*env) *cobra.Command{
+	newDemoCmd,
 	newPublishCmd,
 	newListenCmd,
+	newCaptureCmd,
 	newRetransmitCmd,
 	newImportCmd,
 	newExportCmd,
