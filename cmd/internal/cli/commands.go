@@ -11,4 +11,7 @@ var commands = []func(*env) *cobra.Command{
 	newRetransmitCmd,
 	newImportCmd,
 	newExportCmd,
+	newSessionsCmd,
+	newShowCmd,
+	newVerifyCmd,
 }

@@ -1,0 +1,124 @@
+package cli
+
+import (
+	"fmt"
+	"time"
+
+	"github.com/dustin/go-humanize"
+	"github.com/spf13/cobra"
+
+	"github.com/moldtape/moldtape/store"
+)
+
+// maxShown is how many holes, segments and minutes the table for people
+// lists; --json has them all.
+const maxShown = 40
+
+func newShowCmd(e *env) *cobra.Command {
+	c := &cobra.Command{
+		Use:     "show SESSION",
+		Short:   "Describe one recorded session: holes, segments, rates, lines",
+		Example: "  moldtape show itch/000007525B --archive /var/lib/moldtape",
+		Args: func(_ *cobra.Command, args []string) error {
+			if len(args) != 1 {
+				return usagef("show: want one SESSION, like CHANNEL/SESSION; `moldtape sessions` lists them")
+			}
+			return nil
+		},
+		RunE: func(_ *cobra.Command, args []string) error { return e.show(args[0]) },
+	}
+	e.addArchive(c)
+	e.addJSON(c, "one JSON document on stdout")
+	return c
+}
+
+func (e *env) show(name string) error {
+	a, err := e.openArchive()
+	if err != nil {
+		return err
+	}
+	defer a.Close()
+	ref, err := a.Find(name)
+	if err != nil {
+		return err
+	}
+	d, err := a.Show(ref)
+	if err != nil {
+		return err
+	}
+	e.sayLive(d.Info)
+	if e.json {
+		return e.printJSON(d)
+	}
+	return e.printDetail(d)
+}
+
+func (e *env) printDetail(d store.Detail) error {
+	t := table(e.stdout)
+	row(t, "session", d.Ref())
+	row(t, "state", d.State)
+	row(t, "sequences", fmt.Sprintf("first %d, next %d, durable %d, head %d", d.FirstSeq, d.NextSeq, d.DurableSeq, d.HeadSeq))
+	if d.EndSeq != nil {
+		row(t, "ended", fmt.Sprintf("next would be %d", *d.EndSeq))
+	}
+	row(t, "messages", humanize.Comma(int64(d.Messages)))
+	row(t, "bytes", fmt.Sprintf("%s raw, %s on disk", humanize.IBytes(d.BytesRaw), humanize.IBytes(d.BytesDisk)))
+	row(t, "time", shortTime(d.FirstTime)+" .. "+shortTime(d.LastTime))
+	for i, g := range d.Groups {
+		row(t, "line "+string(rune('A'+i)), g)
+	}
+	if err := t.Flush(); err != nil {
+		return err
+	}
+
+	section := func(title string, n int, header []any, cells func(i int) []any) error {
+		fmt.Fprintf(e.stdout, "\n%s (%d)\n", title, n)
+		if n == 0 {
+			return nil
+		}
+		t := table(e.stdout)
+		row(t, header...)
+		for i := range min(n, maxShown) {
+			row(t, cells(i)...)
+		}
+		if err := t.Flush(); err != nil {
+			return err
+		}
+		if n > maxShown {
+			fmt.Fprintf(e.stdout, "… and %d more; --json lists all\n", n-maxShown)
+		}
+		return nil
+	}
+	err := section("holes", len(d.HoleList), []any{"FIRST", "LAST", "REASON", "RECORDED"}, func(i int) []any {
+		h := d.HoleList[i]
+		return []any{h.FirstSeq, h.LastSeq, h.Reason, shortTime(h.Time)}
+	})
+	if err != nil {
+		return err
+	}
+	err = section("segments", len(d.SegmentList), []any{"SEGMENT", "SEALED", "FIRST", "LAST", "RUNS", "BLOCKS", "MESSAGES", "DISK", "FAULT"}, func(i int) []any {
+		s := d.SegmentList[i]
+		return []any{s.Segment, yesNo(s.Sealed), s.FirstSeq, s.LastSeq, s.Runs, s.Blocks, humanize.Comma(int64(s.Messages)), humanize.IBytes(s.BytesDisk), s.Fault}
+	})
+	if err != nil {
+		return err
+	}
+	err = section("lines", len(d.Lines), []any{"LINE", "PACKETS", "MESSAGES", "BYTES"}, func(i int) []any {
+		l := d.Lines[i]
+		return []any{l.Line, humanize.Comma(int64(l.Pieces)), humanize.Comma(int64(l.Messages)), humanize.IBytes(l.Bytes)}
+	})
+	if err != nil {
+		return err
+	}
+	return section("minutes", len(d.Rates), []any{"MINUTE", "MESSAGES", "PER SECOND", "BYTES"}, func(i int) []any {
+		r := d.Rates[i]
+		return []any{r.Minute.Format(time.RFC3339), humanize.Comma(int64(r.Messages)), humanize.Comma(int64(r.Messages / 60)), humanize.IBytes(r.Bytes)}
+	})
+}
+
+func yesNo(b bool) string {
+	if b {
+		return "yes"
+	}
+	return "no"
+}

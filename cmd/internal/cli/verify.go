@@ -1,0 +1,201 @@
+package cli
+
+import (
+	"context"
+	"encoding/hex"
+	"errors"
+	"fmt"
+
+	"github.com/dustin/go-humanize"
+	"github.com/spf13/cobra"
+	"github.com/vbauerster/mpb/v8"
+	"github.com/vbauerster/mpb/v8/decor"
+
+	"github.com/moldtape/moldtape/moldcast"
+	"github.com/moldtape/moldtape/store"
+)
+
+type verifyFlags struct {
+	root           bool
+	fromSeq, toSeq string
+}
+
+func newVerifyCmd(e *env) *cobra.Command {
+	var o verifyFlags
+	c := &cobra.Command{
+		Use:   "verify [SESSION...]",
+		Short: "Re-read sessions whole and check every checksum, hash and seal",
+		Long: `Read every block of the sessions named, or of all, and check checksums, hashes,
+continuity and the chain of seals. Each fault is printed with its segment and
+range; with any, the exit code is 1. What another process captures is checked
+up to its sealed end.
+
+--root prints FIRST..LAST HASH for each run of coverage, where HASH depends on
+the messages alone: two archives that hold the same print the same.`,
+		Example: "  moldtape verify itch/000007525B --archive /var/lib/moldtape --root",
+		RunE: func(c *cobra.Command, args []string) error {
+			r, err := o.check()
+			if err != nil {
+				return err
+			}
+			return e.verify(c.Context(), args, o, r)
+		},
+	}
+	f := c.Flags()
+	f.BoolVar(&o.root, "root", false, "print the content hash of each run of coverage too")
+	f.StringVar(&o.fromSeq, "from-seq", "", "with --root: first sequence `N`")
+	f.StringVar(&o.toSeq, "to-seq", "", "with --root: last sequence `N`")
+	e.addArchive(c)
+	e.addJSON(c, "one JSON document on stdout")
+	return c
+}
+
+// check is the range of --root.
+func (o *verifyFlags) check() (moldcast.Range, error) {
+	r := moldcast.Range{First: 1, Next: ^moldcast.Seq(0)}
+	if !o.root && (o.fromSeq != "" || o.toSeq != "") {
+		return r, usagef("--from-seq and --to-seq: want --root with them; verification itself reads everything")
+	}
+	if o.fromSeq != "" {
+		n, err := parseSeq("--from-seq", o.fromSeq)
+		if err != nil {
+			return r, err
+		}
+		r.First = n
+	}
+	if o.toSeq != "" {
+		n, err := parseSeq("--to-seq", o.toSeq)
+		if err != nil {
+			return r, err
+		}
+		r.Next = n + 1
+	}
+	if r.Empty() {
+		return r, usagef("--to-seq %s: want no less than --from-seq %s", o.toSeq, o.fromSeq)
+	}
+	return r, nil
+}
+
+// verifyRoot is one line of --root.
+type verifyRoot struct {
+	Session  string       `json:"session"`
+	FirstSeq moldcast.Seq `json:"first_seq"`
+	LastSeq  moldcast.Seq `json:"last_seq"`
+	Hash     string       `json:"hash"`
+}
+
+type verifyReport struct {
+	store.Report
+	OK    bool         `json:"ok"`
+	Roots []verifyRoot `json:"roots,omitempty"`
+}
+
+func (e *env) verify(ctx context.Context, names []string, o verifyFlags, within moldcast.Range) error {
+	a, err := e.openArchive()
+	if err != nil {
+		return err
+	}
+	defer a.Close()
+	var refs []store.Ref
+	for _, name := range names {
+		r, err := a.Find(name)
+		if err != nil {
+			return err
+		}
+		refs = append(refs, r)
+	}
+	progress, end := e.verifyProgress()
+	report, err := a.Verify(ctx, refs, progress)
+	end()
+	if err != nil {
+		return interrupted(ctx, err)
+	}
+	for _, s := range report.Skipped {
+		fmt.Fprintf(e.stderr, "%s is being written: not checked\n", s)
+	}
+	out := verifyReport{Report: report, OK: len(report.Faults) == 0}
+	if !e.json {
+		for _, f := range report.Faults {
+			fmt.Fprintln(e.stdout, f)
+		}
+	}
+	if o.root {
+		if out.Roots, err = e.roots(ctx, a, refs, within); err != nil {
+			return interrupted(ctx, err)
+		}
+	}
+	if e.json {
+		if err := e.printJSON(out); err != nil {
+			return err
+		}
+	} else {
+		many := o.root && report.Sessions > 1
+		for _, r := range out.Roots {
+			line := fmt.Sprintf("%d..%d %s", r.FirstSeq, r.LastSeq, r.Hash)
+			if many {
+				line = r.Session + " " + line
+			}
+			fmt.Fprintln(e.stdout, line)
+		}
+		fmt.Fprintf(e.stderr, "%d sessions, %d segments, %s blocks, %s messages, %s: %d faults\n",
+			report.Sessions, report.Segments, humanize.Comma(int64(report.Blocks)), humanize.Comma(int64(report.Messages)),
+			humanize.IBytes(report.Bytes), len(report.Faults))
+	}
+	if !out.OK {
+		return &exitError{code: exitFault}
+	}
+	return nil
+}
+
+// interrupted is err, or exit 130 where a signal was the reason.
+func interrupted(ctx context.Context, err error) error {
+	if ctx.Err() != nil && errors.Is(err, context.Canceled) {
+		return errInterrupted
+	}
+	return err
+}
+
+func (e *env) roots(ctx context.Context, a *store.Archive, refs []store.Ref, within moldcast.Range) ([]verifyRoot, error) {
+	if len(refs) == 0 {
+		list, err := a.Sessions()
+		if err != nil {
+			return nil, err
+		}
+		for _, s := range list {
+			refs = append(refs, s.Ref())
+		}
+	}
+	var out []verifyRoot
+	for _, r := range refs {
+		v, err := a.View(r)
+		if err != nil {
+			return nil, err
+		}
+		runs, err := store.Root(ctx, v, within)
+		if err != nil {
+			return nil, err
+		}
+		for _, x := range runs {
+			out = append(out, verifyRoot{Session: r.String(), FirstSeq: x.Range.First, LastSeq: x.Range.Next - 1, Hash: hex.EncodeToString(x.Hash[:])})
+		}
+	}
+	return out, nil
+}
+
+// verifyProgress shows a bar on a terminal, and nothing elsewhere.
+func (e *env) verifyProgress() (update func(store.Progress), end func()) {
+	if !isTerminal(e.stderr) {
+		return nil, func() {}
+	}
+	p := mpb.New(mpb.WithOutput(e.stderr), mpb.WithWidth(60))
+	bar := p.AddBar(0, mpb.BarRemoveOnComplete(),
+		mpb.PrependDecorators(decor.Name("verify "), decor.CountersKibiByte("% .1f / % .1f")),
+		mpb.AppendDecorators(decor.Percentage()))
+	return func(s store.Progress) {
+			bar.SetTotal(int64(s.Total), false)
+			bar.SetCurrent(int64(s.Done))
+		}, func() {
+			bar.SetTotal(-1, true)
+			p.Wait()
+		}
+}
