@@ -98,6 +98,7 @@ func TestRoundTripAnything(t *testing.T) {
 		encoders[l] = mustEncoder(t, EncoderOptions{Level: l})
 	}
 	d := mustDecoder(t, DecoderOptions{Verify: true})
+	second := newSecondReader(t)
 	var got, frozen Block // used again and again
 	rapid.Check(t, func(t *rapid.T) {
 		b := drawBuilder(t)
@@ -133,6 +134,10 @@ func TestRoundTripAnything(t *testing.T) {
 			}
 		}
 		checkHeader(t, h, b, want, patch)
+		second.agree(bytes.Clone(header), bytes.Clone(body), h, &got)
+		if second.t.Failed() {
+			t.Fatal("the second reader does not agree")
+		}
 		again, bodyAgain := encoders[l].EncodeBlock(nil, &got, EncodeOptions{Patch: patch})
 		if !bytes.Equal(again, header) || !bytes.Equal(bodyAgain, body) {
 			t.Fatal("the decoded block encodes to other bytes")
