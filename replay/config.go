@@ -1,0 +1,201 @@
+package replay
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"math"
+	"strconv"
+	"time"
+
+	"github.com/moldtape/moldtape/moldcast"
+	"github.com/moldtape/moldtape/replay/pace"
+)
+
+// Source gives the pieces of a recording in order of their sequences. A piece
+// is valid until the next call. Errors: io.EOF at the end; one that wraps a
+// *moldcast.HoleError once for each range that is missing or damaged, after
+// which the source goes on behind it; anything else ends the replay. A Source
+// that is an io.Closer is closed when it is done with.
+type Source interface {
+	Next() (moldcast.Piece, error)
+}
+
+// Sender sends datagrams in order. The first n of batch were sent; err says
+// why n < len(batch). It must not retain batch. *mcast.Conn is no Sender as
+// it stands: it goes on behind a datagram that was refused.
+type Sender interface {
+	Send(batch [][]byte) (n int, err error)
+}
+
+// Stream is one recorded session and where it goes.
+type Stream struct {
+	Session moldcast.Session // published under this name
+	Sender  Sender
+
+	// Range is what to publish, [First, Next): First is what heartbeats carry
+	// before the first message. It must not be empty.
+	Range moldcast.Range
+
+	// Open gives a Source that starts at from. It is called by the read-ahead
+	// goroutine alone: at the start, for each seek and loop, and again and
+	// again while a hole is waited for, when it must see what was filled.
+	Open func(from moldcast.Seq) (Source, error)
+
+	// SeqAt is the first sequence whose time is at or after t. It is needed
+	// for seeks only; nil: seeking does nothing. Called by the read-ahead
+	// goroutine alone.
+	SeqAt func(t moldcast.Stamp) moldcast.Seq
+}
+
+// HoleAction is what to do at a hole.
+type HoleAction uint8
+
+// The actions at a hole.
+const (
+	Skip HoleAction = iota // go on with the next message, at its time
+	Stop                   // end before the hole, without End of Session: ErrHole
+	Wait                   // stop the clock until the hole is filled
+)
+
+// Packets says how messages are put into datagrams.
+type Packets uint8
+
+// The ways to make packets.
+const (
+	// Original packets, byte for byte but for the session name.
+	Original Packets = iota
+	// Repack fills datagrams up to the MTU. Where the recorded rhythm paces,
+	// messages are joined only within Config.RepackWait, and the datagram goes
+	// when its last message is due: none is early.
+	Repack
+)
+
+// Config of a Player.
+type Config struct {
+	Streams []Stream
+
+	Pace    pace.Config
+	StartAt moldcast.Stamp // wall time of the first packet; 0, or past: as soon as possible
+	Loop    int            // times to play; 0 is 1. More than once: see LoopSession
+
+	Packets    Packets
+	MTU        int           // of the network: 1500; 68..65535
+	RepackWait time.Duration // 1ms of real time
+
+	OnHole   HoleAction
+	HolePoll time.Duration // how often a hole that is waited for is looked at: 200ms
+
+	Heartbeat time.Duration // silence before a heartbeat, in real time: 1s
+	Linger    time.Duration // how long End of Session is repeated; 0: it is sent once
+
+	ReadAhead int           // bytes of the queue of ready packets: 16 MiB, at least 256 KiB
+	SendRetry time.Duration // how long a failing Sender is tried again: 5s
+
+	Waiter Waiter       // nil: NewWaiter()
+	Log    *slog.Logger // nil: silent
+}
+
+// ErrConfig is wrapped by what Validate finds, except for faults of Pace,
+// which wrap pace.ErrConfig.
+var ErrConfig = errors.New("replay")
+
+// EnsureDefaults fills in what is 0.
+func (c *Config) EnsureDefaults() {
+	c.Pace.EnsureDefaults()
+	if c.Loop == 0 {
+		c.Loop = 1
+	}
+	if c.MTU == 0 {
+		c.MTU = 1500
+	}
+	if c.RepackWait == 0 {
+		c.RepackWait = time.Millisecond
+	}
+	if c.HolePoll == 0 {
+		c.HolePoll = 200 * time.Millisecond
+	}
+	if c.Heartbeat == 0 {
+		c.Heartbeat = time.Second
+	}
+	if c.ReadAhead == 0 {
+		c.ReadAhead = 16 << 20
+	}
+	if c.SendRetry == 0 {
+		c.SendRetry = 5 * time.Second
+	}
+	if c.Log == nil {
+		c.Log = slog.New(slog.DiscardHandler)
+	}
+}
+
+// Validate checks c after EnsureDefaults.
+func (c *Config) Validate() error {
+	if err := c.Pace.Validate(); err != nil {
+		return err
+	}
+	fault := func(format string, args ...any) error {
+		return fmt.Errorf("%w: %w", ErrConfig, fmt.Errorf(format, args...))
+	}
+	switch {
+	case len(c.Streams) == 0 || len(c.Streams) > math.MaxUint16:
+		return fault("%d streams, want 1..%d", len(c.Streams), math.MaxUint16)
+	case c.Loop < 1:
+		return fault("%d loops", c.Loop)
+	case c.MTU < 68 || c.MTU > 65535:
+		return fault("MTU %d outside 68..65535", c.MTU)
+	case c.ReadAhead < 256<<10:
+		return fault("read-ahead of %d bytes, want at least 256 KiB", c.ReadAhead)
+	case c.Heartbeat < 0 || c.Linger < 0 || c.RepackWait < 0 || c.HolePoll < 0 || c.SendRetry < 0:
+		return fault("negative duration")
+	}
+	names := make(map[moldcast.Session]int)
+	for i, s := range c.Streams {
+		switch {
+		case s.Sender == nil || s.Open == nil:
+			return fault("stream %d has no sender or no source", i)
+		case s.Range.Empty() || s.Range.First == 0:
+			return fault("stream %d has nothing to publish", i)
+		}
+		for _, loop := range []int{1, c.Loop} {
+			name, err := LoopSession(s.Session, loop, c.Loop)
+			if err != nil {
+				return err
+			}
+			if j, ok := names[name]; ok && j != i {
+				return fault("streams %d and %d both publish session %s", j, i, name)
+			}
+			names[name] = i
+		}
+	}
+	return nil
+}
+
+// LoopSession is the name under which a session is published the loop-th of
+// loops times, from 1. A session must not start again under its own name, so
+// where there are several loops each name is base with its trailing spaces
+// cut, and the number of the loop with as many digits as the last has: LOOP
+// becomes LOOP01 … LOOP12. It wraps ErrConfig where that is too long.
+func LoopSession(base moldcast.Session, loop, loops int) (moldcast.Session, error) {
+	if loops <= 1 {
+		return base, nil
+	}
+	n := moldcast.SessionSize
+	for n > 0 && base[n-1] == ' ' {
+		n--
+	}
+	last := strconv.Itoa(loops)
+	if n+len(last) > moldcast.SessionSize {
+		return moldcast.Session{}, fmt.Errorf("%w: session %s leaves no room for the numbers of %d loops: want at most %d bytes", ErrConfig, base, loops, moldcast.SessionSize-len(last))
+	}
+	s := base
+	copy(s[n:], fmt.Sprintf("%0*d", len(last), loop))
+	return s, nil
+}
+
+func closeSource(s Source) {
+	if c, ok := s.(io.Closer); ok {
+		_ = c.Close()
+	}
+}

@@ -1,0 +1,30 @@
+// Package replay publishes recorded sessions again: the same messages under
+// the same sequence numbers, in their original packets or repacked, at the
+// recorded rhythm or a scaled one.
+//
+//	sources ──▶ read-ahead ──chunks──▶ sender ──batches──▶ Sender (socket)
+//	(cursors)   goroutine    bounded   locked thread
+//
+// The read-ahead goroutine reads the sources, merges several sessions by the
+// time of their packets, and copies finished datagrams into chunks of a
+// bounded queue. The sender thread takes them off, waits for the instant that
+// package pace gives, and sends what is due together as one batch. From queue
+// to batch nothing is allocated and no lock is taken.
+//
+// # Invariants
+//
+//   - The clock starts when the read-ahead is full or the sources have ended,
+//     at the start as after a seek.
+//   - Due times are reckoned from one anchor, moved only by start, pause, seek,
+//     change of speed and a new loop.
+//   - All streams run on one clock. Packets go in order of their time; packets
+//     of one stream always in order of their sequence, whatever their stamps.
+//   - What a Sender did not take is not counted and not published. It is tried
+//     again for Config.SendRetry, then the replay fails.
+//   - A Space's published sequence moves only after a Sender took the packet.
+//   - A range that the archive lacks, or cannot read, is never made up: it is
+//     skipped, stops the replay, or is waited for (HoleAction).
+//   - End of Session is sent only when a stream was published to the end of its
+//     range. A replay that is interrupted, stopped by a hole or failed sends
+//     none: receivers see silence, not a false end.
+package replay

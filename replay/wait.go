@@ -1,0 +1,100 @@
+package replay
+
+import (
+	"runtime"
+	"time"
+
+	"github.com/moldtape/moldtape/moldcast"
+)
+
+// Waiter is the clock of a Player and how it waits for an instant. The
+// sender's thread alone uses it.
+type Waiter interface {
+	Now() moldcast.Instant // monotonic
+	Wall() moldcast.Stamp
+
+	// Until returns at t, or earlier where wake has something to take, which
+	// it may take. Where t is past it returns at once.
+	Until(t moldcast.Instant, wake <-chan struct{})
+}
+
+// The lead of a SystemWaiter: how long before its instant it stops sleeping.
+const (
+	minLead = 30 * time.Microsecond
+	maxLead = 2 * time.Millisecond
+	// Above this a wait can be cut short by wake; below it is too short to
+	// matter.
+	interruptible = 20 * time.Millisecond
+)
+
+// SystemWaiter waits on the system's monotonic clock: it sleeps to a lead
+// before the instant, then spins. The lead follows how late the system's
+// sleeps have been of late, so a quiet machine spins little. It must be used by
+// one goroutine; where that is locked to its thread the thread's timer slack
+// is lowered.
+type SystemWaiter struct {
+	origin time.Time
+	timer  *time.Timer
+	lead   time.Duration
+	single bool // one processor: a spin must let others run
+	tuned  bool
+}
+
+// NewWaiter is a SystemWaiter whose origin is now.
+func NewWaiter() *SystemWaiter {
+	t := time.NewTimer(time.Hour)
+	t.Stop()
+	return &SystemWaiter{origin: time.Now(), timer: t, lead: 300 * time.Microsecond, single: runtime.GOMAXPROCS(0) == 1}
+}
+
+// Now is ns since w was made, plus one: never 0.
+func (w *SystemWaiter) Now() moldcast.Instant { return moldcast.Instant(time.Since(w.origin)) + 1 }
+
+// Wall is the wall clock.
+func (w *SystemWaiter) Wall() moldcast.Stamp { return moldcast.StampOf(time.Now()) }
+
+// Until implements Waiter.
+func (w *SystemWaiter) Until(t moldcast.Instant, wake <-chan struct{}) {
+	if !w.tuned {
+		w.tuned = true
+		tuneThread()
+	}
+	for {
+		left := time.Duration(t - w.Now())
+		switch {
+		case left <= 0:
+			return
+		case left > interruptible:
+			w.timer.Reset(min(left-interruptible/2, time.Hour))
+			select {
+			case <-w.timer.C:
+				continue
+			case <-wake:
+				w.timer.Stop()
+				return
+			}
+		case left > w.lead:
+			aim := t - moldcast.Instant(w.lead)
+			nap(left - w.lead)
+			w.learn(time.Duration(w.Now() - aim))
+		default:
+			for w.Now() < t {
+				if w.single {
+					runtime.Gosched()
+				}
+			}
+			return
+		}
+	}
+}
+
+// learn takes in that a sleep ended late by d: up at once, down slowly.
+func (w *SystemWaiter) learn(d time.Duration) {
+	want := d + d/4
+	if want > w.lead {
+		w.lead = want
+	} else {
+		w.lead -= (w.lead - want) / 32
+	}
+	w.lead = min(max(w.lead, minLead), maxLead)
+}

@@ -1,0 +1,9 @@
+//go:build !linux
+
+package replay
+
+import "time"
+
+func nap(d time.Duration) { time.Sleep(d) }
+
+func tuneThread() {}
