@@ -42,31 +42,27 @@ func answer(dst []byte, v View, s moldcast.Session, r moldcast.Range, payload in
 	count := int(min(r.Len(), uint64(head-r.First), moldcast.MaxCount))
 	dst = moldcast.AppendHeader(dst, s, r.First, 0)
 	out, n, err := v.Append(dst, r.First, count, payload-moldcast.HeaderSize, cold)
-	if n == 0 && err == nil {
-		out, n, err = v.Append(dst, r.First, 1, moldcast.MaxDatagram-moldcast.HeaderSize, cold)
-		if n == 0 && err == nil {
-			err = errTooLarge
-		}
-	}
-	if err != nil {
-		switch {
-		case errors.Is(err, ErrCold):
-			// Also when some of it is in memory: an answer is as full as it
-			// can be.
-			return dst[:0], sent, isCold, nil
-		case n > 0:
-			// It ends at a hole.
-		case isHole(err):
-			return dst[:0], sent, Missing, nil
-		default:
-			return dst[:0], sent, ReadFailed, err
-		}
+	switch {
+	case err != nil && errors.Is(err, ErrCold):
+		return dst[:0], sent, isCold, nil
+	case n > 0 && len(out) <= moldcast.MaxDatagram:
+	case n > 0:
+		return out[:0], sent, ReadFailed, errTooLarge
+	case isHole(err):
+		return dst[:0], sent, Missing, nil
+	case err == nil:
+		return dst[:0], sent, ReadFailed, errNothing
+	default:
+		return dst[:0], sent, ReadFailed, err
 	}
 	binary.BigEndian.PutUint16(out[18:], uint16(n))
 	return out, moldcast.Range{First: r.First, Next: r.First + moldcast.Seq(n)}, noReason, nil
 }
 
-var errTooLarge = errors.New("message does not fit a datagram")
+var (
+	errTooLarge = errors.New("message does not fit a datagram")
+	errNothing  = errors.New("view gave no message and no reason")
+)
 
 func isHole(err error) bool {
 	if _, ok := err.(*moldcast.HoleError); ok { // without errors.As, which allocates

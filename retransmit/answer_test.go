@@ -130,8 +130,14 @@ func TestAnswer(t *testing.T) {
 			t.Fatal(sent, why, err)
 		}
 	})
-	t.Run("no size fits", func(t *testing.T) {
+	t.Run("nothing and no reason", func(t *testing.T) {
 		if _, _, why, err := answer(nil, errView{nil}, s1, rng(1, 2), payload1500, false); why != ReadFailed || err == nil {
+			t.Fatal(why, err)
+		}
+	})
+	t.Run("larger than any datagram", func(t *testing.T) {
+		v := view(1, 2, moldcast.MaxMessage+1)
+		if _, _, why, err := answer(nil, v, s1, rng(1, 2), payload1500, false); why != ReadFailed || err == nil {
 			t.Fatal(why, err)
 		}
 	})

@@ -16,14 +16,15 @@ type View interface {
 	Bounds() (first, head moldcast.Seq)
 
 	// Append appends at most count framed messages, of at most size bytes
-	// together, contiguous from first, which lies within the bounds. n is how
-	// many; what follows dst in out is exactly those n message blocks.
+	// together, contiguous from first, which lies within the bounds; a first
+	// message that alone is larger than size is appended alone. n is how many;
+	// what follows dst in out is exactly those n message blocks.
 	//
-	// n is less than what is there and fits only at a hole. n is 0: with a
-	// nil error when the message at first is larger than size, with a
-	// *moldcast.HoleError when it is not held. With cold false Append reads
-	// no disk and answers ErrCold where it would have to; otherwise it may
-	// wait. Any other error is a failure to read; n is 0 then.
+	// n is less than what is there and fits only where a hole begins. n is 0
+	// only with an error: a *moldcast.HoleError where the message at first is
+	// not held; ErrCold, with cold false, where a disk would have to be read
+	// for any of the messages; any other is a failure to read. With cold true
+	// it may wait.
 	Append(dst []byte, first moldcast.Seq, count, size int, cold bool) (out []byte, n int, err error)
 }
 

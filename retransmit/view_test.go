@@ -55,13 +55,15 @@ func (v *memView) Append(dst []byte, first moldcast.Seq, count, size int, cold b
 		if v.missing != nil && v.missing(q) {
 			break
 		}
-		if len(v.blocks(first, n+1)) > size {
+		if len(v.blocks(first, n+1)) > size && n > 0 {
 			break
 		}
 		if v.cold != nil && v.cold(q) && !cold {
 			return dst, 0, ErrCold
 		}
-		n++
+		if n++; len(v.blocks(first, n)) > size {
+			break
+		}
 	}
 	if cold {
 		v.coldReads.Add(1)

@@ -5,7 +5,10 @@ import (
 	"context"
 	"errors"
 	"log/slog"
+	"os"
+	"path/filepath"
 	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -15,9 +18,13 @@ import (
 	"github.com/moldtape/moldtape/store"
 )
 
-// refreshEvery is how often a Source looks for sessions that are new in the
-// archive: often enough that one is served within a second.
-const refreshEvery = 500 * time.Millisecond
+// A Source looks at what it serves, and at which sessions there are, this
+// often: a segment that another process seals is seen by the store a second
+// after its last look, and is served this much later.
+const (
+	boundsEvery = 50 * time.Millisecond
+	namesEvery  = 500 * time.Millisecond
+)
 
 // Source serves the sessions of an archive to a retransmit.Server: those that
 // this process writes by the view of their writer, live; all others by the
@@ -29,8 +36,8 @@ const refreshEvery = 500 * time.Millisecond
 // it is said whenever that has to be decided.
 //
 // Lookup may be called from any goroutine, and neither waits nor locks. Live
-// and Stored may be called from any goroutine. Refresh, Run and Close belong
-// to one goroutine; Close comes after the last use of any View.
+// and Stored may be called from any goroutine. Refresh and Run belong to one
+// goroutine.
 type Source struct {
 	archive  *store.Archive
 	channels []string // empty: all
@@ -38,8 +45,12 @@ type Source struct {
 
 	table atomic.Pointer[map[moldcast.Session]*servedView] // never written once it is here
 
-	opened map[store.Ref]*servedView // of Refresh's goroutine
-	failed map[store.Ref]string      // what was said about those that did not open
+	// Of Refresh's goroutine.
+	opened map[store.Ref]*servedView
+	failed map[store.Ref]string // what was said about those that did not open
+	names  string               // of the archive's directories, as last seen
+
+	scratch sync.Pool // *[]byte
 
 	mu struct {
 		sync.Mutex
@@ -81,22 +92,22 @@ func (s *Source) Lookup(name moldcast.Session) (retransmit.View, bool) {
 // Sessions is how many sessions are served.
 func (s *Source) Sessions() int { return len(*s.table.Load()) }
 
-// Live serves a session that this process writes, from now on. The view is
-// used until Close.
+// Live serves a session that this process writes, from now on, by its
+// writer's view.
 func (s *Source) Live(r store.Ref, v *store.View) {
 	if !s.wants(r.Channel) {
 		return
 	}
 	s.mu.Lock()
 	s.mu.count++
-	s.mu.live[r] = liveView{view: &servedView{v}, order: s.mu.count}
+	s.mu.live[r] = liveView{view: &servedView{source: s, view: v}, order: s.mu.count}
 	said := s.rebuildLocked()
 	s.mu.Unlock()
 	s.say(said)
 }
 
-// Stored ends Live: the writer is closed. Until the next Refresh the session
-// is served by the writer's view, as far as that still reads.
+// Stored ends Live: the writer is closed. The session is served on as what
+// it has become, one of the archive.
 func (s *Source) Stored(r store.Ref) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -199,6 +210,8 @@ func (s *Source) say(said []chosen) {
 // Refresh serves what has come to the archive. A session that cannot be
 // opened is said, once, and not served; the error is of the archive as a whole.
 func (s *Source) Refresh() error {
+	// Names first: what comes while the sessions are read is seen next time.
+	names := s.listNames()
 	infos, err := s.archive.Sessions()
 	if err != nil {
 		return err
@@ -207,15 +220,17 @@ func (s *Source) Refresh() error {
 	s.mu.infos = infos
 	var open []store.Ref
 	for _, cs := range s.candidatesLocked() {
-		if r := cs[0].ref; cs[0].rank < 2 && s.opened[r] == nil {
+		if r := cs[0].ref; cs[0].rank < 2 && s.opened[r] == nil && s.mu.views[r] == nil {
 			open = append(open, r)
 		}
 	}
 	s.mu.Unlock()
 
+	complete := true
 	for _, r := range open {
 		v, err := s.archive.View(r)
 		if err != nil {
+			complete = false
 			if text := err.Error(); s.failed[r] != text {
 				s.failed[r] = text
 				s.log.Error("session cannot be served", "session", r, "error", err)
@@ -223,7 +238,9 @@ func (s *Source) Refresh() error {
 			continue
 		}
 		delete(s.failed, r)
-		s.opened[r] = &servedView{v}
+		served := &servedView{source: s, view: v, stored: true}
+		served.look()
+		s.opened[r] = served
 	}
 
 	s.mu.Lock()
@@ -233,31 +250,59 @@ func (s *Source) Refresh() error {
 	said := s.rebuildLocked()
 	s.mu.Unlock()
 	s.say(said)
+	if complete {
+		s.names = names
+	}
 	return nil
 }
 
-// Run refreshes until ctx is done.
+// listNames is the names of the channels and recordings in the archive: to
+// list them costs little, while to read all sessions opens files of each.
+func (s *Source) listNames() string {
+	var b strings.Builder
+	channels, _ := os.ReadDir(s.archive.Dir())
+	for _, c := range channels {
+		if !c.IsDir() {
+			continue
+		}
+		sessions, _ := os.ReadDir(filepath.Join(s.archive.Dir(), c.Name()))
+		for _, r := range sessions {
+			b.WriteString(c.Name() + "/" + r.Name() + "\n")
+		}
+	}
+	return b.String()
+}
+
+// Run keeps up with the archive until ctx is done.
 func (s *Source) Run(ctx context.Context) {
-	tick := time.NewTicker(refreshEvery)
-	defer tick.Stop()
+	bounds, names := time.NewTicker(boundsEvery), time.NewTicker(namesEvery)
+	defer bounds.Stop()
+	defer names.Stop()
 	said := ""
 	for {
 		select {
 		case <-ctx.Done():
 			return
-		case <-tick.C:
-		}
-		switch err := s.Refresh(); {
-		case err == nil:
-			said = ""
-		case err.Error() != said:
-			said = err.Error()
-			s.log.Error("archive cannot be read", "error", err)
+		case <-bounds.C:
+			for _, v := range s.opened {
+				v.look()
+			}
+		case <-names.C:
+			if s.listNames() == s.names {
+				continue
+			}
+			switch err := s.Refresh(); {
+			case err == nil:
+				said = ""
+			case err.Error() != said:
+				said = err.Error()
+				s.log.Error("archive cannot be read", "error", err)
+			}
 		}
 	}
 }
 
-// Close closes the views that Refresh opened.
+// Close serves nothing any more. Run must have ended.
 func (s *Source) Close() error {
 	s.table.Store(&map[moldcast.Session]*servedView{})
 	var errs []error
@@ -269,14 +314,55 @@ func (s *Source) Close() error {
 }
 
 // servedView is a store's view as the server wants it.
-type servedView struct{ view *store.View }
+type servedView struct {
+	source *Source
+	view   *store.View
 
-func (v *servedView) Bounds() (first, head moldcast.Seq) { return v.view.Bounds() }
+	// Of a session that this process does not write the bounds are kept, since
+	// the store may list a directory to tell them: that is for Run's goroutine.
+	stored      bool
+	first, head atomic.Uint64
+}
+
+// look takes up the bounds. They are read in an order that makes them too
+// narrow, never too wide, while first falls and head rises.
+func (v *servedView) look() {
+	first, head := v.view.Bounds()
+	v.head.Store(uint64(head))
+	v.first.Store(uint64(first))
+}
+
+func (v *servedView) Bounds() (first, head moldcast.Seq) {
+	if !v.stored {
+		return v.view.Bounds()
+	}
+	first = moldcast.Seq(v.first.Load())
+	return first, moldcast.Seq(v.head.Load())
+}
 
 func (v *servedView) Append(dst []byte, first moldcast.Seq, count, size int, cold bool) ([]byte, int, error) {
 	out, n, err := v.view.Append(dst, first, count, size, cold)
-	if err != nil && errors.Is(err, store.ErrCold) {
-		err = retransmit.ErrCold
+	if err != nil {
+		if errors.Is(err, store.ErrCold) {
+			err = retransmit.ErrCold
+		}
+		return out, n, err
 	}
-	return out, n, err
+	// A store's answer from memory ends where the next message is on disk; the
+	// server wants to know that it could be longer.
+	if !cold && n < count && size-(len(out)-len(dst)) >= moldcast.LengthSize && v.isCold(first+moldcast.Seq(n)) {
+		return dst, 0, retransmit.ErrCold
+	}
+	return out, n, nil
+}
+
+func (v *servedView) isCold(q moldcast.Seq) bool {
+	b, ok := v.source.scratch.Get().(*[]byte)
+	if !ok {
+		b = new([]byte)
+	}
+	out, _, err := v.view.Append((*b)[:0], q, 1, 0, false)
+	*b = out
+	v.source.scratch.Put(b)
+	return errors.Is(err, store.ErrCold)
 }
