@@ -165,7 +165,7 @@ func TestLinkTypes(t *testing.T) {
 					}
 				}
 				// Cut anywhere, it is never taken for whole.
-				for n := range len(c.data) - 1 {
+				for n := 0; n < len(c.data)-1; n += 1 + n/40 {
 					if c.name == "trailer" && n >= len(c.data)-8 {
 						break
 					}
@@ -345,6 +345,14 @@ func TestDatagramFaults(t *testing.T) {
 	none[udp+7] = 0
 	if got, _ := readAll(t, bytes.NewReader(pcapEth(record{data: none}))); len(got) != 1 || got[0].Fault != Whole {
 		t.Errorf("without checksum: %+v", got)
+	}
+	// The datagram ends by the UDP length also where the IP packet goes on.
+	long := cat(good, []byte("trailer!"))
+	binary.BigEndian.PutUint16(long[ip+2:], uint16(len(long)-ip))
+	long[ip+10], long[ip+11] = 0, 0
+	binary.BigEndian.PutUint16(long[ip+10:], ^fold(sum(long[ip:udp], 0)))
+	if got, _ := readAll(t, bytes.NewReader(pcapEth(record{data: long}))); len(got) != 1 || got[0].Fault != Whole || !bytes.Equal(got[0].Payload, mold("S", 1, "one")) {
+		t.Errorf("trailer within the IP packet: %+v", got)
 	}
 	// Checksums are not looked at unless asked for.
 	x, err := NewReader(bytes.NewReader(pcapEth(record{data: mutate(udp+8+21, 'x')})), Options{})

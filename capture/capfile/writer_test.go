@@ -126,6 +126,20 @@ func TestWriterRefuses(t *testing.T) {
 	}
 }
 
+// A checksum that comes out as 0 is sent as 0xffff: 0 would say there is none.
+func TestWriterChecksumZero(t *testing.T) {
+	for i := range 1 << 16 {
+		b := appendFrame(nil, groupA, []byte{byte(i >> 8), byte(i)})
+		switch {
+		case b[40] == 0 && b[41] == 0:
+			t.Fatalf("payload %04x has checksum 0", i)
+		case b[40] == 0xff && b[41] == 0xff:
+			return
+		}
+	}
+	t.Fatal("no payload whose checksum is 0")
+}
+
 func TestWriterDoesNotAllocate(t *testing.T) {
 	if raceEnabled {
 		return
