@@ -103,7 +103,8 @@ func (d *Decoder) decode(h *Header, body []byte, into *Block) fault {
 		return bad("body", len(body), fmt.Sprintf("%d bytes, the header says %d", len(body), h.StoredLen))
 	}
 	if crc(body) != h.BodyCRC {
-		return bad("body", 0, "checksum does not match")
+		part, at := damaged(body)
+		return bad(part, at, "checksum does not match")
 	}
 	d.sum.Reset()
 	var seen, before tag
@@ -155,6 +156,23 @@ func (d *Decoder) decode(h *Header, body []byte, into *Block) fault {
 		at += len(s)
 	}
 	return d.finish(h, seen, into)
+}
+
+// damaged is the first section of a damaged body whose own checksum does not
+// match, for the error; "body" where that cannot be told.
+func damaged(body []byte) (part string, at int) {
+	for at < len(body) {
+		s := body[at:]
+		if len(s) < sectionHeader || uint64(binary.BigEndian.Uint32(s[8:])) > uint64(len(s)-sectionHeader) {
+			return "body", at
+		}
+		s = s[:sectionHeader+int(binary.BigEndian.Uint32(s[8:]))]
+		if sectionCRC(s) != binary.BigEndian.Uint32(s[12:]) {
+			return tag(binary.BigEndian.Uint16(s)).String(), at
+		}
+		at += len(s)
+	}
+	return "body", 0
 }
 
 // unpack decompresses one section into buf, which becomes raw bytes long.
