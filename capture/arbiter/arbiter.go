@@ -277,7 +277,7 @@ func (a *Arbiter) take(now moldcast.Instant, line int, s *Session, r moldcast.Ra
 	if direct {
 		a.stored(p)
 		if !quiet {
-			a.follow(now, s, r.Next, v == gap.Fill && s.m.Stats().MessagesRecovered == recovered)
+			a.follow(now, s, r.Next, s.m.Stats().MessagesRecovered == recovered)
 		}
 		return
 	}

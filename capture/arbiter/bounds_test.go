@@ -133,6 +133,38 @@ func TestHashes(t *testing.T) {
 	}
 }
 
+// TestHashesAreForgotten: a page that is used again knows nothing of before.
+func TestHashesAreForgotten(t *testing.T) {
+	h := newHashes(pageSize)
+	h.put(5, 4)
+	h.put(pageSize+6, 4)
+	if h.differs(pageSize+5, 2) || !h.differs(pageSize+6, 2) || h.differs(pageSize+6, 4) {
+		t.Error("a hash of an older message is taken for that of a newer one")
+	}
+}
+
+// TestGapOfTheTakeUp: what lies between the first two packets is missing like
+// anything after, not before the start.
+func TestGapOfTheTakeUp(t *testing.T) {
+	a, err := New(Config{Start: Live}, newRecorder(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	a.Offer(0, epoch, 0, packet(session("S"), moldcast.Range{First: 10, Next: 12}, false))
+	a.Offer(1, epoch, 0, packet(session("S"), moldcast.Range{First: 20, Next: 22}, false))
+	n := 0
+	a.Sessions()[0].m.Gaps(func(g gap.Gap) bool {
+		n++
+		if g.Range != (moldcast.Range{First: 12, Next: 20}) || g.Background {
+			t.Errorf("gap %+v", g)
+		}
+		return true
+	})
+	if n != 1 {
+		t.Errorf("%d gaps", n)
+	}
+}
+
 func TestConfig(t *testing.T) {
 	var c Config
 	c.EnsureDefaults()

@@ -200,7 +200,10 @@ func TestTwoLines(t *testing.T) {
 			Lines: 2, Servers: servers, Start: Live,
 			ReorderWait:  time.Duration(rapid.SampledFrom([]int{-1, 1, 50_000, 2_000_000, 1e9}).Draw(t, "wait")),
 			ReorderBytes: MinReorderBytes,
-			Gap:          gap.Config{Seed: 1, Budget: time.Second, RequestsPerSecond: 1e6},
+			Gap: gap.Config{
+				Seed: 1, Budget: time.Second, RequestsPerSecond: 1e6,
+				Outstanding: rapid.SampledFrom([]int{1, 64}).Draw(t, "outstanding"),
+			},
 		}
 		// A small bound, which Validate forbids since it does not hold the
 		// largest datagram, makes overflows frequent.
@@ -260,8 +263,8 @@ func TestTwoLines(t *testing.T) {
 			}
 		}
 		for i := 0; !a.Done(); i++ {
-			if i > 400 {
-				t.Fatalf("not done: %+v, %v", a.Counters(), s.session())
+			if i > 5000 {
+				t.Fatalf("not done: %+v, missing %v", a.Counters(), s.session().missing.gaps)
 			}
 			s.mark(moldcast.EndCount)
 			s.advance(5 * time.Millisecond)
