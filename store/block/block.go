@@ -233,7 +233,7 @@ func (b *Block) PieceAt(i int) moldcast.Piece {
 		Time:  b.times[i],
 	}
 	p.Heard = p.Time
-	if len(b.odd) > 0 && b.odd[0] <= uint32(i) {
+	if len(b.odd) > 0 {
 		if k := last(b.odd, uint32(i)); b.odd[k] == uint32(i) {
 			p.Heard = b.heard[k]
 		}

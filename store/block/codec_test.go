@@ -385,6 +385,7 @@ func TestDecodeRefuses(t *testing.T) {
 		{"fewer runs", set(1, 1, 10, 4, 3, 1, 2, 2), &corrupt, "runs differ"},
 		{"another first", set(1, 2, 11, 3, 3, 1, 2, 4, 1, 2), &corrupt, "runs differ"},
 		{"a piece of no messages", set(1, 2, 10, 3, 0, 1, 2, 4, 1, 2), &corrupt, "fit their run"},
+		{"a piece of no messages between others", set(1, 2, 10, 3, 3, 0, 3, 4, 1, 2), &corrupt, "fit their run"},
 		{"a piece beyond its run", set(1, 2, 10, 3, 3, 1, 3, 4, 1, 2), &corrupt, "fit their run"},
 		{"pieces short of their run", set(1, 2, 10, 2, 3, 1, 4, 1, 2), &corrupt, "fit their run"},
 		{"more pieces than the header says", set(1, 2, 10, 4, 2, 1, 1, 2, 4, 1, 2), &corrupt, "runs differ"},
@@ -411,6 +412,11 @@ func TestDecodeRefuses(t *testing.T) {
 			h.Codec = Zstd
 			(*p)[0].codec = Zstd
 			(*p)[0].data = z.EncodeAll(make([]byte, 64<<20), nil)
+		}, &corrupt, "decompress"},
+		{"a bomb of less than the largest rows", func(h *Header, p *[]part) {
+			h.Codec = Zstd
+			(*p)[0].codec = Zstd
+			(*p)[0].data = z.EncodeAll(make([]byte, 10<<20), nil)
 		}, &corrupt, "decompress"},
 		{"a bomb in the marks", func(h *Header, p *[]part) {
 			(*p)[4].codec = Zstd
@@ -504,6 +510,42 @@ func TestParseHeaderRefuses(t *testing.T) {
 			}
 			if err == nil || !errors.As(err, c.want) || !strings.Contains(err.Error(), c.text) {
 				t.Fatalf("error %v, want %T with %q", err, c.want, c.text)
+			}
+		})
+	}
+}
+
+// What no writer writes, with sound checksums.
+func TestParseHeaderRefusesNonsense(t *testing.T) {
+	header, _ := sample(t, None)
+	for _, c := range []struct {
+		name   string
+		change func(h *Header)
+		text   string
+	}{
+		{"run beyond the last sequence", func(h *Header) { h.Runs[1] = moldcast.Range{First: 1<<64 - 2, Next: 3} }, "not in order"},
+		{"run before the run before", func(h *Header) { h.Runs[1] = moldcast.Range{First: 5, Next: 7} }, "not in order"},
+		{"runs without a hole", func(h *Header) { h.Runs[1].First = h.Runs[0].Next }, "not in order"},
+		{"times run backwards", func(h *Header) { h.Times[0].Min, h.Times[0].Max = math.MaxInt64, math.MinInt64 }, "backwards"},
+		{"first live time too early", func(h *Header) { h.Times[0].First = h.Times[0].Min - 1 }, "outside"},
+		{"last live time too late", func(h *Header) { h.Times[0].Last = h.Times[0].Max + 1 }, "outside"},
+		{"more messages than any rows", func(h *Header) { h.Runs[1].Next += MaxRaw }, "more messages"},
+		{"more messages than the rows", func(h *Header) { h.Runs[1].Next += 1000 }, "length of the rows"},
+		{"pieces without runs", func(h *Header) { h.Runs, h.Times = nil, nil }, "do not fit"},
+		{"rows without messages", func(h *Header) { h.Runs, h.Times, h.Packets = nil, nil, 0 }, "length of the rows"},
+		{"mark at 0", func(h *Header) { h.MarkMin = 0 }, "marks"},
+		{"marks backwards", func(h *Header) { h.MarkMax = h.MarkMin - 1 }, "marks"},
+		{"end beyond the marks", func(h *Header) { h.End = h.MarkMax + 1 }, "marks"},
+		{"end before the marks", func(h *Header) { h.End = h.MarkMin - 1 }, "marks"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			h, err := ParseHeader(header)
+			if err != nil {
+				t.Fatal(err)
+			}
+			c.change(&h)
+			if _, err := ParseHeader(h.Append(nil)); !errors.As(err, new(*CorruptError)) || !strings.Contains(err.Error(), c.text) {
+				t.Fatalf("error %v, want one with %q", err, c.text)
 			}
 		})
 	}

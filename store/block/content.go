@@ -102,7 +102,7 @@ func (c *Content) endLeaf(next moldcast.Seq) {
 // AddLeaf adds a leaf that was kept after its messages were deleted. It must
 // begin at Next and cover all of its leaf from there on. Errors: ErrNotNext.
 func (c *Content) AddLeaf(r moldcast.Range, leaf [32]byte) error {
-	if c.started || r.First != c.next || r != c.leafRange(r.First) {
+	if r.First != c.next || r != c.leafRange(r.First) {
 		return ErrNotNext
 	}
 	c.next = r.Next

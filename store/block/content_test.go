@@ -102,6 +102,33 @@ func TestContentIsTheDefinition(t *testing.T) {
 	}
 }
 
+func TestTreeOfAnySize(t *testing.T) {
+	var mine tree
+	var stored []tlog.Hash
+	reader := tlog.HashReaderFunc(func(at []int64) (out []tlog.Hash, err error) {
+		for _, i := range at {
+			out = append(out, stored[i])
+		}
+		return out, nil
+	})
+	for n := range int64(140) {
+		want, err := tlog.TreeHash(n, reader)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := mine.hash(); tlog.Hash(got) != want {
+			t.Fatalf("%d leaves: %x, want %x", n, got, want)
+		}
+		leaf := sha256.Sum256([]byte{byte(n)})
+		more, err := tlog.StoredHashes(n, leaf[:], reader)
+		if err != nil {
+			t.Fatal(err)
+		}
+		stored = append(stored, more...)
+		mine.add(leaf)
+	}
+}
+
 // The same messages in blocks of other sizes, with holes filled late in one
 // of them, have the same root.
 func TestContentOfAnyBlocking(t *testing.T) {
