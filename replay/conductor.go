@@ -89,7 +89,9 @@ func newConductor(p *Player, s *pace.Schedule) *conductor {
 func (c *conductor) begin(now moldcast.Instant) {
 	spaces := *c.p.spaces.Load()
 	for i := range c.streams {
-		c.streams[i] = outlet{sender: c.cfg.Streams[i].Sender, space: spaces[i], silent: now, reach: spaces[i].first}
+		// Silent for long: a session opens with a heartbeat, so that who hears it
+		// knows where it begins even if the first packet is lost.
+		c.streams[i] = outlet{sender: c.cfg.Streams[i].Sender, space: spaces[i], silent: now - moldcast.Instant(c.cfg.Heartbeat), reach: spaces[i].first}
 	}
 	c.p.status.loop.Store(uint64(c.loop))
 	c.p.status.ended.Store(false)

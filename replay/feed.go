@@ -135,7 +135,8 @@ func (f *feed) pull() (bool, error) {
 			var h *moldcast.HoleError
 			switch {
 			case errors.Is(err, io.EOF):
-				return f.finish()
+				// Short of the range that was promised: its rest is missing.
+				return f.miss(f.limit, moldcast.NotCaptured), nil
 			case !errors.As(err, &h):
 				return false, err
 			}

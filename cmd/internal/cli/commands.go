@@ -9,6 +9,7 @@ var commands = []func(*env) *cobra.Command{
 	newListenCmd,
 	newCaptureCmd,
 	newRetransmitCmd,
+	newReplayCmd,
 	newImportCmd,
 	newExportCmd,
 	newSessionsCmd,

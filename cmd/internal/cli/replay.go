@@ -1,0 +1,572 @@
+package cli
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net/netip"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/moldtape/moldtape/moldcast"
+	"github.com/moldtape/moldtape/moldcast/mcast"
+	"github.com/moldtape/moldtape/replay"
+	"github.com/moldtape/moldtape/replay/pace"
+	"github.com/moldtape/moldtape/retransmit"
+	"github.com/moldtape/moldtape/store"
+)
+
+type replayFlags struct {
+	groups    []string
+	maps      []string
+	multicast multicastFlags
+
+	speed   string
+	rate    float64
+	maxIdle time.Duration
+	startAt string
+	loop    int
+
+	ranges    rangeFlags
+	asSession []string
+	packets   string
+	mtu       int
+	onHole    string
+	strict    bool
+
+	heartbeat, linger time.Duration
+	retransmitListen  string
+
+	loss, duplicate, reorder float64
+	reorderDepth             int
+	seed                     uint64
+}
+
+func newReplayCmd(e *env) *cobra.Command {
+	var f replayFlags
+	c := &cobra.Command{
+		Use:   "replay SESSION...",
+		Short: "Publish recorded sessions again, at their own rhythm or another",
+		Long: `Publish recorded sessions again: the same messages under the same sequence
+numbers, in their original packets, at the recorded rhythm or a scaled one.
+Several sessions run on one clock.
+
+Ends with End of Session, repeated for --linger. A replay that is interrupted
+(exit 130), or that a hole stops (exit 1), sends none.
+
+With --loop each round is a session of its own: the name of --as-session and the
+number of the round, LOOP01 to LOOP12.
+
+Keys on a terminal: space pauses, + and - double and halve the speed, left and
+right seek 10 s, down and up a minute, . sends the next packet, q quits.`,
+		Example: `  moldtape replay default/000010059B --group 239.255.0.1:26400 --speed 4 \
+      --from-time 09:30:00 --to-time 09:45:00 --retransmit-listen 0.0.0.0:26401`,
+		Args: func(c *cobra.Command, args []string) error {
+			if len(args) == 0 {
+				return usagef("replay: want at least one SESSION; `moldtape sessions` lists them")
+			}
+			return nil
+		},
+		RunE: func(c *cobra.Command, args []string) error { return e.replay(c, args, &f) },
+	}
+	fl := c.Flags()
+	fl.SortFlags = false
+	e.addArchive(c)
+	fl.StringArrayVar(&f.groups, "group", nil, "multicast group `G:P` to publish to (repeat, in the order of the sessions; one: for all of them)")
+	fl.StringArrayVar(&f.maps, "map", nil, "publish the sessions of a channel to a group, `CHANNEL=G:P` (repeat; instead of --group)")
+	f.multicast.add(c, true)
+	fl.StringVar(&f.speed, "speed", "1", "`X`: 2 is twice as fast, 0.001..1000; max is no waiting")
+	fl.Float64Var(&f.rate, "rate", 0, "`MSGS_PER_S`, instead of the recorded rhythm; 0 is as fast as it goes")
+	fl.Var(durationValue{&f.maxIdle}, "max-idle", "longest quiet time; longer ones are cut (0: none is)")
+	fl.StringVar(&f.startAt, "start-at", "", "send the first packet at `TIME`: RFC 3339, or HH:MM:SS[.fraction] of today (UTC)")
+	fl.IntVar(&f.loop, "loop", 1, "play `N` times, each time as a session of its own; needs --as-session")
+	f.ranges.add(c)
+	fl.StringArrayVar(&f.asSession, "as-session", nil, "publish under this session `NAME` (repeat, in the order of the sessions)")
+	fl.StringVar(&f.packets, "packets", "original", "original: the packets as they were; repack: filled up to the MTU")
+	fl.IntVar(&f.mtu, "mtu", 1500, "most `BYTES` of an IP packet, for --packets repack and answers")
+	fl.StringVar(&f.onHole, "on-hole", "skip", "skip: go on with the next message, at its time; stop: end before the hole, exit 1; wait: until it is filled")
+	fl.BoolVar(&f.strict, "strict", false, "exit 1 if there were holes")
+	fl.Var(durationValue{&f.heartbeat}, "heartbeat", "silence after which a heartbeat is sent (default 1s)")
+	fl.Var(durationValue{&f.linger}, "linger", "how long End of Session is repeated, and requests are answered (default 5s)")
+	fl.StringVar(&f.retransmitListen, "retransmit-listen", "", "answer requests on `ADDR`, for what was published so far")
+	fl.Var(probabilityValue{&f.loss}, "loss", "for tests: lose a packet with probability `P`")
+	fl.Var(probabilityValue{&f.duplicate}, "duplicate", "for tests: send a packet twice with probability `P`")
+	fl.Var(probabilityValue{&f.reorder}, "reorder", "for tests: delay a packet behind later ones with probability `P`")
+	fl.IntVar(&f.reorderDepth, "reorder-depth", 8, "for tests: behind at most `N` packets")
+	fl.Uint64Var(&f.seed, "seed", 1, "of --loss, --duplicate and --reorder: the same packets are harmed")
+	f.heartbeat, f.linger = time.Second, 5*time.Second
+	e.addJSON(c, "print the summary as JSON on stdout")
+	return c
+}
+
+// config checks all flags that need no archive.
+func (f *replayFlags) config(c *cobra.Command) (replay.Config, error) {
+	var cfg replay.Config
+	fail := func(format string, args ...any) (replay.Config, error) { return cfg, usagef(format, args...) }
+	switch {
+	case c.Flags().Changed("rate"):
+		if c.Flags().Changed("speed") {
+			return fail("--rate and --speed are two ways to pace: give one of them")
+		}
+		if f.rate != 0 && !(f.rate >= pace.MinRate && f.rate <= pace.MaxRate) {
+			return fail("--rate %v: want 0, or %v..%v messages a second", f.rate, pace.MinRate, float64(pace.MaxRate))
+		}
+		cfg.Pace.Rate, cfg.Pace.Max = f.rate, f.rate == 0
+	case f.speed == "max":
+		cfg.Pace.Max = true
+	default:
+		x, err := strconv.ParseFloat(f.speed, 64)
+		if err != nil || !(x >= pace.MinSpeed && x <= pace.MaxSpeed) {
+			return fail("--speed %q: want %v..%v, or max", f.speed, pace.MinSpeed, pace.MaxSpeed)
+		}
+		cfg.Pace.Speed = x
+	}
+	cfg.Pace.MaxIdle = f.maxIdle
+	switch f.packets {
+	case "original":
+	case "repack":
+		cfg.Packets = replay.Repack
+	default:
+		return fail("--packets %q: want original or repack", f.packets)
+	}
+	switch f.onHole {
+	case "skip":
+	case "stop":
+		cfg.OnHole = replay.Stop
+	case "wait":
+		cfg.OnHole = replay.Wait
+	default:
+		return fail("--on-hole %q: want skip, stop or wait", f.onHole)
+	}
+	switch {
+	case f.mtu < 128 || f.mtu > 65535:
+		return fail("--mtu %d: want 128..65535", f.mtu)
+	case f.heartbeat <= 0:
+		return fail("--heartbeat %v: want more than 0", f.heartbeat)
+	case f.loop < 1:
+		return fail("--loop %d: want 1 or more", f.loop)
+	case f.loop > 1 && len(f.asSession) == 0:
+		return fail("--loop %d: a session must not begin again under its own name: give --as-session NAME too", f.loop)
+	case f.reorderDepth < 1 || f.reorderDepth > 1<<16:
+		return fail("--reorder-depth %d: want 1..65536", f.reorderDepth)
+	}
+	if f.startAt != "" {
+		t, err := parseTimeOn("--start-at", f.startAt, time.Now())
+		if err != nil {
+			return cfg, err
+		}
+		cfg.StartAt = moldcast.StampOf(t)
+	}
+	cfg.MTU, cfg.Heartbeat, cfg.Linger, cfg.Loop = f.mtu, f.heartbeat, f.linger, f.loop
+	return cfg, f.ranges.check()
+}
+
+// sendTarget reads where to publish: a group, or a unicast address.
+func sendTarget(flag, s string) (netip.AddrPort, error) {
+	a, err := netip.ParseAddrPort(s)
+	if err != nil || !a.Addr().Is4() || a.Addr().IsUnspecified() || a.Port() == 0 {
+		return netip.AddrPort{}, usagef("%s %q: want a group and port to send to, like 239.255.0.1:26400", flag, s)
+	}
+	return a, nil
+}
+
+// targets reads --group and --map for n sessions: of a session by its place,
+// or by its channel.
+func (f *replayFlags) targets(n int) (byPlace []netip.AddrPort, byChannel map[string]netip.AddrPort, err error) {
+	switch {
+	case len(f.groups) > 0 && len(f.maps) > 0:
+		return nil, nil, usagef("--group and --map are two ways to say where to: give one of them")
+	case len(f.groups) == 0 && len(f.maps) == 0:
+		return nil, nil, usagef("--group is required: a multicast group, like 239.255.0.1:26400")
+	case len(f.groups) > 1 && len(f.groups) != n:
+		return nil, nil, usagef("--group given %d times for %d sessions: want one for each, or one for all", len(f.groups), n)
+	}
+	for _, g := range f.groups {
+		a, err := sendTarget("--group", g)
+		if err != nil {
+			return nil, nil, err
+		}
+		byPlace = append(byPlace, a)
+	}
+	for len(byPlace) == 1 && n > 1 && len(byPlace) < n {
+		byPlace = slices.Repeat(byPlace, n)
+	}
+	byChannel = map[string]netip.AddrPort{}
+	for _, m := range f.maps {
+		channel, group, ok := strings.Cut(m, "=")
+		if !ok || !store.ValidChannel(channel) {
+			return nil, nil, usagef("--map %q: want CHANNEL=G:P, like default=239.255.0.1:26400", m)
+		}
+		if _, twice := byChannel[channel]; twice {
+			return nil, nil, usagef("--map %s is given twice", channel)
+		}
+		if byChannel[channel], err = sendTarget("--map "+channel, group); err != nil {
+			return nil, nil, err
+		}
+	}
+	return byPlace, byChannel, nil
+}
+
+// names reads --as-session for n sessions.
+func (f *replayFlags) names(n int) ([]moldcast.Session, error) {
+	if len(f.asSession) != 0 && len(f.asSession) != n {
+		return nil, usagef("--as-session given %d times for %d sessions: want one for each", len(f.asSession), n)
+	}
+	var out []moldcast.Session
+	for _, s := range f.asSession {
+		name, err := moldcast.ParseSession(s)
+		if err != nil {
+			return nil, usagef("--as-session: %v", err)
+		}
+		if _, err := replay.LoopSession(name, 1, f.loop); err != nil {
+			return nil, usagef("--loop: %v", err)
+		}
+		out = append(out, name)
+	}
+	return out, nil
+}
+
+// replayStream is a stream with what its requests are answered from.
+type replayStream struct {
+	replay.Stream
+	ref   store.Ref
+	view  *store.View
+	group netip.AddrPort
+}
+
+func (e *env) replay(c *cobra.Command, args []string, f *replayFlags) (err error) {
+	cfg, err := f.config(c)
+	if err != nil {
+		return err
+	}
+	byPlace, byChannel, err := f.targets(len(args))
+	if err != nil {
+		return err
+	}
+	names, err := f.names(len(args))
+	if err != nil {
+		return err
+	}
+	var listen netip.AddrPort
+	if f.retransmitListen != "" {
+		if listen, err = requestAddr("--retransmit-listen", f.retransmitListen); err != nil {
+			return err
+		}
+	}
+	archive, err := store.Open(e.archiveDir(), store.Options{Log: e.log})
+	if err != nil {
+		return err
+	}
+	defer closeQuietly(e.log, "archive", archive.Close)
+
+	var streams []*replayStream
+	var empty []string
+	channels := map[string]bool{}
+	for i, name := range args {
+		ref, err := archive.Find(name)
+		if err != nil {
+			return err
+		}
+		s := &replayStream{ref: ref}
+		s.Session = ref.Session
+		if len(names) > 0 {
+			s.Session = names[i]
+		}
+		channels[ref.Channel] = true
+		if len(byPlace) > 0 {
+			s.group = byPlace[i]
+		} else if s.group = byChannel[ref.Channel]; !s.group.IsValid() {
+			return usagef("--map says nothing of channel %s: want %s=G:P", ref.Channel, ref.Channel)
+		}
+		if s.view, err = archive.View(ref); err != nil {
+			return err
+		}
+		defer closeQuietly(e.log, "view", s.view.Close)
+		none, err := e.replayRange(s, &f.ranges)
+		if err != nil {
+			return err
+		}
+		if none != "" {
+			empty = append(empty, none)
+			continue
+		}
+		streams = append(streams, s)
+	}
+	for ch := range byChannel {
+		if !channels[ch] {
+			return usagef("--map %s: no session of that channel is replayed", ch)
+		}
+	}
+	if len(streams) == 0 {
+		return faultf("nothing to replay: %s", strings.Join(empty, "; "))
+	}
+	for _, s := range empty {
+		e.log.Warn("not replayed", "why", s)
+	}
+	if err := apart(streams, f.loop); err != nil {
+		return err
+	}
+	closeSockets, err := e.replaySockets(streams, f)
+	defer closeSockets()
+	if err != nil {
+		return err
+	}
+	if cfg.StartAt != 0 && cfg.StartAt.Time().Before(time.Now()) {
+		e.log.Warn("--start-at is past: started at once", "start_at", cfg.StartAt.Time())
+	}
+	cfg.Log = e.log
+	for _, s := range streams {
+		cfg.Streams = append(cfg.Streams, s.Stream)
+	}
+	player, err := replay.New(cfg)
+	if err != nil {
+		return err
+	}
+	return e.play(c.Context(), player, streams, f, listen)
+}
+
+// replayRange finds what of a session is asked for; none says that it is
+// nothing.
+func (e *env) replayRange(s *replayStream, ranges *rangeFlags) (none string, err error) {
+	info := s.view.Info()
+	if info.State == store.Live {
+		fmt.Fprintf(e.stderr, "moldtape: %v is being captured: replayed as far as it is sealed\n", s.ref)
+	}
+	first, head := s.view.Bounds()
+	held := moldcast.Range{First: first, Next: head}
+	if end, ok := s.view.Ended(); ok {
+		held.Next = max(held.Next, end) // a lost tail is a hole too
+	}
+	if info.Messages == 0 || info.FirstTime == nil {
+		return fmt.Sprintf("%v holds no message", s.ref), nil
+	}
+	want, err := ranges.resolve(held, *info.FirstTime, s.view.SeqAt)
+	if err != nil {
+		return "", err
+	}
+	if ranges.fromSeq != "" && want.First < held.First {
+		fmt.Fprintf(e.stderr, "moldtape: %v begins at %d: replayed from there\n", s.ref, held.First)
+	}
+	s.Range = want.Intersect(held)
+	if s.Range.Empty() {
+		return fmt.Sprintf("%v holds %v, nothing of it in the range asked for", s.ref, held), nil
+	}
+	s.Open = func(from moldcast.Seq) (replay.Source, error) {
+		s.view.Bounds() // looks for segments that were sealed meanwhile
+		return &recorded{cursor: s.view.Cursor(from), ref: s.ref, log: e.log}, nil
+	}
+	s.SeqAt = s.view.SeqAt
+	return "", nil
+}
+
+// recorded is a cursor as a Player wants it: a range that the disk gave back
+// wrong is a hole.
+type recorded struct {
+	cursor *store.Cursor
+	ref    store.Ref
+	log    *slog.Logger
+}
+
+func (r *recorded) Next() (moldcast.Piece, error) {
+	p, err := r.cursor.Next()
+	var bad *store.CorruptError
+	if err != nil && errors.As(err, &bad) {
+		r.log.Error("damaged messages are not replayed", "session", r.ref, "error", bad)
+		err = &moldcast.HoleError{Hole: moldcast.Hole{Range: bad.Range, Reason: moldcast.Damaged}}
+	}
+	return p, err
+}
+
+func (r *recorded) Close() error { return r.cursor.Close() }
+
+// apart refuses two streams that are one session on the wire.
+func apart(streams []*replayStream, loops int) error {
+	seen := map[moldcast.Session]store.Ref{}
+	for _, s := range streams {
+		if other, ok := seen[s.Session]; ok {
+			return usagef("%v and %v would both be session %s on the wire: give --as-session NAME for each", other, s.ref, s.Session)
+		}
+		seen[s.Session] = s.ref
+	}
+	// Names that differ may still meet when rounds are numbered: A and A1.
+	for i, a := range streams {
+		for _, b := range streams[i+1:] {
+			x, _ := replay.LoopSession(a.Session, loops, loops)
+			y, _ := replay.LoopSession(b.Session, loops, loops)
+			if loops > 1 && x == y {
+				return usagef("--as-session %s and %s give the same names with --loop %d", a.Session, b.Session, loops)
+			}
+		}
+	}
+	return nil
+}
+
+// replaySockets opens one socket a group.
+func (e *env) replaySockets(streams []*replayStream, f *replayFlags) (closeAll func(), err error) {
+	var conns []*mcast.Conn
+	closeAll = func() {
+		for _, c := range conns {
+			c.Close()
+		}
+	}
+	senders := map[netip.AddrPort]replay.Sender{}
+	for _, s := range streams {
+		if out, ok := senders[s.group]; ok {
+			s.Sender = out
+			continue
+		}
+		conn, err := mcast.Dial(f.multicast.sendTo(e, s.group))
+		if err != nil {
+			return closeAll, socketError("--group", err)
+		}
+		conns = append(conns, conn)
+		s.Sender = &exactSender{conn: conn}
+		if f.loss > 0 || f.duplicate > 0 || f.reorder > 0 {
+			link, err := mcast.NewImpairment(mcast.Impair{
+				Loss: f.loss, Duplicate: f.duplicate, Reorder: f.reorder, Depth: f.reorderDepth,
+				Seed: f.seed + uint64(len(senders)), // links that harm different packets
+			})
+			if err != nil {
+				return closeAll, usagef("--loss, --duplicate, --reorder: %v", err)
+			}
+			s.Sender = replay.NewImpaired(s.Sender, link)
+		}
+		senders[s.group] = s.Sender
+	}
+	return closeAll, nil
+}
+
+// exactSender is a socket as a Player wants it. A socket tries every datagram
+// of a batch, so after a failure it is not known which were sent: then the
+// batch is tried again from its start, one datagram at a time until all is
+// well. A receiver may see a packet twice, never miss one that counts as sent.
+type exactSender struct {
+	conn interface {
+		Send(batch [][]byte) (int, error)
+	}
+	careful bool
+}
+
+func (s *exactSender) Send(batch [][]byte) (int, error) {
+	if !s.careful {
+		n, err := s.conn.Send(batch)
+		if err == nil && n == len(batch) {
+			return n, nil
+		}
+		s.careful = true
+		return 0, err
+	}
+	for i := range batch {
+		if n, err := s.conn.Send(batch[i : i+1]); err != nil || n != 1 {
+			return i, err
+		}
+	}
+	s.careful = false
+	return len(batch), nil
+}
+
+// play runs the player, and beside it what answers requests and the terminal.
+func (e *env) play(ctx context.Context, player *replay.Player, streams []*replayStream, f *replayFlags, listen netip.AddrPort) error {
+	var server *retransmit.Server
+	if f.retransmitListen != "" {
+		conn, err := retransmit.Listen(listen, e.log)
+		if err != nil {
+			return socketError("--retransmit-listen", err)
+		}
+		source := &publishedSource{player: player, streams: streams}
+		if server, err = retransmit.New(retransmit.Config{Conn: conn, Source: source, MTU: f.mtu, Clock: mcast.NewClock(), Log: e.log}); err != nil {
+			conn.Close()
+			return err
+		}
+		if err := e.printJSON(ready{Event: "ready", Retransmit: conn.LocalAddr().String()}); err != nil {
+			conn.Close()
+			return err
+		}
+	}
+	beside, stop := context.WithCancel(context.Background())
+	defer stop()
+	var wg sync.WaitGroup
+	var serverErr error
+	if server != nil {
+		wg.Go(func() { serverErr = server.Run(beside) })
+	}
+	wg.Go(func() { e.console(beside, player) })
+	rep, err := player.Run(ctx)
+	stop()
+	wg.Wait()
+	if server != nil {
+		rep.RequestsServed = server.Stats().Answered
+	}
+	if e.json {
+		if perr := e.printJSON(rep); perr != nil {
+			return perr
+		}
+	}
+	e.log.Info("replayed", "packets", rep.Packets, "messages", rep.Messages, "bytes", rep.Bytes, "seconds", rep.Elapsed,
+		"scheduled", rep.Scheduled, "late_p50", seconds(rep.PacingError.P50), "late_p99", seconds(rep.PacingError.P99), "late_max", seconds(rep.PacingError.Max),
+		"holes", rep.Holes, "requests_served", rep.RequestsServed, "send_errors", rep.SendErrors)
+	switch {
+	case errors.Is(err, replay.ErrInterrupted):
+		return errInterrupted
+	case err != nil:
+		return err
+	case serverErr != nil:
+		return fmt.Errorf("--retransmit-listen: %w", serverErr)
+	case f.strict && rep.Holes > 0:
+		return faultf("--strict: %d holes", rep.Holes)
+	}
+	return nil
+}
+
+func seconds(s float64) time.Duration { return time.Duration(s * float64(time.Second)) }
+
+// publishedSource serves what a player has published so far, under the names
+// that it published it by.
+type publishedSource struct {
+	player  *replay.Player
+	streams []*replayStream
+	served  map[*replay.Space]*publishedView // of the server's goroutine
+	shared  Source                           // lends its buffers
+}
+
+// Lookup implements retransmit.Source.
+func (p *publishedSource) Lookup(s moldcast.Session) (retransmit.View, bool) {
+	space, ok := p.player.Space(s)
+	if !ok {
+		return nil, false
+	}
+	v, ok := p.served[space]
+	if !ok {
+		if p.served == nil || len(p.served) > 4*len(p.streams) { // loops leave old ones behind
+			p.served = map[*replay.Space]*publishedView{}
+		}
+		v = &publishedView{space: space, view: &servedView{source: &p.shared, view: p.streams[space.Stream()].view}}
+		p.served[space] = v
+	}
+	return v, true
+}
+
+// publishedView is a recording as far as it was published.
+type publishedView struct {
+	space *replay.Space
+	view  *servedView
+}
+
+func (v *publishedView) Bounds() (first, head moldcast.Seq) {
+	return v.space.First(), v.space.Published()
+}
+
+func (v *publishedView) Append(dst []byte, first moldcast.Seq, count, size int, cold bool) ([]byte, int, error) {
+	r := v.space.Clip(moldcast.Range{First: first, Next: first + moldcast.Seq(count)})
+	if r.Empty() {
+		// Passed over by a seek: as good as not there.
+		return dst, 0, &moldcast.HoleError{Hole: moldcast.Hole{Range: moldcast.Range{First: first, Next: first + 1}, Reason: moldcast.NotCaptured}}
+	}
+	return v.view.Append(dst, first, int(r.Len()), size, cold)
+}
