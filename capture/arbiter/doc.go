@@ -45,7 +45,9 @@
 //   - Each message of a session is given to the store at most once with
 //     success, and from then on held.
 //   - The sequences from First to Head of a session are those stored, those
-//     that wait, and those on the gap ledger: each in exactly one.
+//     that wait, and those on the gap ledger: each in exactly one. Only when
+//     the gap table is full, lost ranges are forgotten to make room for new
+//     ones; they are then no longer asked for.
 //   - Datagrams and messages are conserved: see Counters.
 //   - Nothing is allocated for a message in order, or repeated, beyond 32 KiB
 //     for each 4096 messages until Limits.Compared are remembered.
