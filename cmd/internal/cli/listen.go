@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"net/netip"
 	"os"
+	"time"
 
 	"github.com/spf13/cobra"
 
@@ -26,12 +27,13 @@ type listenFlags struct {
 	output        string
 	format        string
 	ordered       bool
+	nakBudget     time.Duration
 	strict        bool
 	multicast     multicastFlags
 }
 
 func newListenCmd(e *env) *cobra.Command {
-	var f listenFlags
+	f := listenFlags{nakBudget: 10 * time.Second}
 	c := &cobra.Command{
 		Use:   "listen",
 		Short: "Receive a group as a MoldCast receiver",
@@ -50,6 +52,7 @@ missing, and write the messages in order, each once. Ends at End of Session.`,
 	fl.StringVar(&f.output, "output", "", "write the messages to `FILE`; - is stdout")
 	fl.StringVar(&f.format, "format", "binaryfile", "of the output: binaryfile, ndjson or none")
 	fl.BoolVar(&f.ordered, "ordered", true, "deliver in order; false delivers a message as soon as it arrives")
+	fl.Var(durationValue{&f.nakBudget}, "nak-budget", "how long a gap is asked for before it is lost")
 	fl.BoolVar(&f.strict, "strict", false, "exit 1 if messages were lost")
 	f.multicast.add(c, false)
 	e.addJSON(c, "print the summary as JSON on stdout")
@@ -83,6 +86,8 @@ func (e *env) listen(c *cobra.Command, f *listenFlags) error {
 	switch {
 	case f.format != "binaryfile" && f.format != "ndjson" && f.format != "none":
 		return usagef("--format %q: want binaryfile, ndjson or none", f.format)
+	case f.nakBudget <= 0:
+		return usagef("--nak-budget %v: want more than 0", f.nakBudget)
 	case e.json && f.output == "-":
 		return usagef("--json and --output - both want stdout: write the output to a file")
 	}
@@ -91,7 +96,7 @@ func (e *env) listen(c *cobra.Command, f *listenFlags) error {
 	ctx, stop := context.WithCancel(c.Context())
 	defer stop()
 	l := &listener{limit: f.count, stop: stop, log: e.log}
-	cfg.Receiver = moldcast.ReceiverConfig{Ordered: f.ordered, OnMessage: l.message, OnLost: l.lost}
+	cfg.Receiver = moldcast.ReceiverConfig{Ordered: f.ordered, OnMessage: l.message, OnLost: l.lost, Gap: gap.Config{Budget: f.nakBudget}}
 	cfg.OnIdle = l.idle
 	return e.runListener(ctx, f, group, cfg, l)
 }
