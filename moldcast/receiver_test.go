@@ -303,3 +303,23 @@ func BenchmarkReceiver(b *testing.B) {
 		})
 	}
 }
+
+// TestReceiverJumpIsForgotten: what seemed too far ahead is not confirmed by a
+// packet that comes later than JumpWait, even when nobody has polled.
+func TestReceiverJumpIsForgotten(t *testing.T) {
+	for wait, want := range map[time.Duration]Seq{JumpWait: 1_000_021, JumpWait + 1: 2} {
+		r, err := NewReceiver(ReceiverConfig{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if r.Head() != 0 || r.Next() != 0 {
+			t.Fatal("a place before the first packet")
+		}
+		r.Offer(0, 0, dataPacket(testSession, Range{First: 1, Next: 2}))
+		r.Offer(1, 0, dataPacket(testSession, Range{First: 1_000_000, Next: 1_000_010}))
+		r.Offer(1+Instant(wait), 0, dataPacket(testSession, Range{First: 1_000_020, Next: 1_000_021}))
+		if s, ok := r.Session(); r.Head() != want || r.Next() != 2 || s != testSession || !ok {
+			t.Errorf("after %v: head %d, want %d", wait, r.Head(), want)
+		}
+	}
+}

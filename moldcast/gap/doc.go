@@ -7,6 +7,33 @@
 // detection and the request schedule for one sequence space; the messages
 // themselves stay with its owner.
 //
+// # The life of a missing range
+//
+//	shown ──settle──▶ gap ──budget──▶ lost ──▶ asked for now and then,
+//	  │                │                │      or given up
+//	  ▼                ▼                ▼
+//	disorder       recovered       recovered, stale
+//
+// It is shown by a packet beyond it, a heartbeat or an end of session. Until
+// the settle time has run, or the lines have gone on, it may be disorder that
+// heals by itself: nothing is counted and nobody is asked. Then it is a gap,
+// and is asked for at once: oldest first, no range twice at a time, in pieces
+// of what an answer carries, with at most Outstanding requests unanswered and
+// RequestsPerSecond in all. A request that is not answered is repeated, to the
+// next server, after four round trips, then twice that and so on, with jitter;
+// one that is answered in part is repeated at once for the rest, since a
+// server answers one packet of what fits. A gap that brings nothing for the
+// length of the budget is lost, which is said and counted once, however often
+// it was asked for and into whatever parts it has fallen.
+//
+// What was missing before (Resume, Extend) has its turn after what goes
+// missing now, and what is lost after both, with a tenth of the requests.
+//
+// # Invariants
+//
 // Ranges are half-open. Sequences run from 1 to 2^64-2; 2^64-1 occurs only as
-// an exclusive end, so no sum of a range here can wrap.
+// an exclusive end, so no sum of a range here can wrap. Between First and Head
+// each sequence is held, missing, or given up. All state is bounded by
+// MaxGaps, whatever comes; what finds the table full is refused or takes the
+// place of what is lost, and is counted.
 package gap
