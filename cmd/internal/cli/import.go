@@ -249,7 +249,7 @@ func (r *importRun) run(ctx context.Context, names []string) error {
 	case r.more == 1:
 		return faultf("%s", r.first)
 	case r.flags.strict && r.sum.Holes > 0:
-		return faultf("--strict: %d holes", r.sum.Holes)
+		return faultf("--strict: holes left: %d", r.sum.Holes)
 	}
 	return nil
 }

@@ -24,9 +24,18 @@ func (r *rangeFlags) add(c *cobra.Command) {
 	c.MarkFlagsMutuallyExclusive("to-seq", "to-time")
 }
 
-// check finds wrong usage before any archive is opened.
+// check finds wrong usage before any archive is opened; which of two times is
+// the earlier may need the session's day.
 func (r *rangeFlags) check() error {
-	_, err := r.resolve(moldcast.Range{First: 1, Next: 1}, time.Unix(0, 0), func(moldcast.Stamp) moldcast.Seq { return 1 })
+	for flag, text := range map[string]string{"--from-time": r.fromTime, "--to-time": r.toTime} {
+		if text != "" {
+			if _, err := parseTimeOn(flag, text, time.Time{}); err != nil {
+				return err
+			}
+		}
+	}
+	seqs := rangeFlags{fromSeq: r.fromSeq, toSeq: r.toSeq}
+	_, err := seqs.resolve(moldcast.Range{}, time.Time{}, nil)
 	return err
 }
 
