@@ -607,7 +607,7 @@ func (w *writer) dest(i int, a netip.AddrPort) {
 	if ip := a.Addr().Unmap(); ip.Is4() {
 		n.Addr = ip.As4()
 	} else {
-		n.Family = unix.AF_UNSPEC // the kernel refuses it: counted like any other refusal
+		n.Family = unix.AF_INET6 // the kernel refuses it: counted like any other refusal
 	}
 	port := (*[2]byte)(unsafe.Pointer(&n.Port))
 	port[0], port[1] = byte(a.Port()>>8), byte(a.Port())

@@ -98,7 +98,8 @@ func (r *RX) run() {
 		if err != nil {
 			if !errors.Is(err, net.ErrClosed) {
 				r.log.Error("receiving stopped", "addr", r.sock.LocalAddr(), "err", err)
-				r.failed.Store(&err)
+				failed := err // not err itself, which would be allocated each time
+				r.failed.Store(&failed)
 				r.wake.Kick()
 			}
 			return
