@@ -55,6 +55,9 @@ type Session struct {
 	fresh  bool // nothing was held when it was opened
 	ended  bool
 
+	top     moldcast.Seq // one past the highest message heard live
+	topTime moldcast.Stamp
+
 	// A heartbeat has no sequence of its own by which a second import of it
 	// could be told. It is recorded where the messages around it were new.
 	adding  int // so many more known messages may come before that ends
@@ -122,7 +125,7 @@ func (im *Importer) Session(channel string, s moldcast.Session) (*Session, error
 		return nil, err
 	}
 	held := w.Held()
-	x := &Session{w: w, older: older, fresh: held.First == 0, ended: held.Ended}
+	x := &Session{w: w, older: older, fresh: held.First == 0, ended: held.Ended, top: held.Head, topTime: held.HeadTime}
 	x.Channel, x.Session, x.Take = channel, s.String(), w.Ref().Take
 	v := w.View()
 	x.groups = slices.Clone(v.Groups())
@@ -212,6 +215,9 @@ func (x *Session) inOlder(seq moldcast.Seq, one moldcast.Messages) (bool, error)
 
 func (x *Session) add(p moldcast.Piece) error {
 	total := p.Msgs.Len()
+	if next := p.Range().Next; p.Flags&moldcast.Repaired == 0 && next > x.top {
+		x.top, x.topTime = next, p.Time
+	}
 	stored, err := x.w.Append(p)
 	if err != nil {
 		return fmt.Errorf("%s/%s: %w", x.Channel, x.Session, err)
@@ -292,7 +298,7 @@ func (x *Session) Between(seq moldcast.Seq, heard moldcast.Stamp) moldcast.Stamp
 		}
 		return 0
 	})
-	before, after, r := held.HeadTime, moldcast.Stamp(0), moldcast.Range{}
+	before, after, r := x.topTime, moldcast.Stamp(0), moldcast.Range{}
 	if ok {
 		before, after, r = held.Holes[i].Before, held.Holes[i].After, held.Holes[i].Range
 	}
