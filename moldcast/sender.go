@@ -21,7 +21,7 @@ type SenderConfig struct {
 	Session        Session
 	First          Seq           // sequence of the first message; default 1
 	Ring           int           // messages kept for requests; default 65536
-	RingBytes      int           // most bytes kept, framed; default 64 MiB, at least 64 KiB; rounded up to a power of two
+	RingBytes      int           // most bytes kept, framed; default 64 MiB, 64 KiB..1 GiB; rounded up to a power of two
 	MTU            int           // bytes of an IPv4 packet, 64..65535; default 1500
 	PacketMessages int           // most messages of a packet, 1..65534; default as many as fit
 	Heartbeat      time.Duration // silence after which a heartbeat is sent; default 1 s
@@ -56,8 +56,8 @@ func (c *SenderConfig) Validate() error {
 		return fmt.Errorf("first sequence %d: want 1..2^64-2", c.First)
 	case c.Ring < 1 || c.Ring > 1<<30:
 		return fmt.Errorf("ring of %d messages: want 1..2^30", c.Ring)
-	case c.RingBytes < 64<<10 || c.RingBytes > 1<<40:
-		return fmt.Errorf("ring of %d bytes: want 65536..2^40", c.RingBytes)
+	case c.RingBytes < 64<<10 || c.RingBytes > 1<<30:
+		return fmt.Errorf("ring of %d bytes: want 65536..2^30", c.RingBytes)
 	case c.MTU < 64 || c.MTU > 65535:
 		return fmt.Errorf("MTU %d: want 64..65535", c.MTU)
 	case c.PacketMessages < 1 || c.PacketMessages > MaxCount:

@@ -153,7 +153,7 @@ func (s *Conn) ReadBatch(ds []Datagram) (int, error) {
 			n = s.maxData
 		}
 		d.Data = append(d.Data[:0], s.scratch[:n]...)
-		d.Src, d.Dst, d.IfIndex = unmap(src), netip.AddrPort{}, 0
+		d.Src, d.Dst, d.IfIndex, d.Local = unmap(src), netip.AddrPort{}, 0, netip.Addr{}
 		d.Stamp = moldcast.StampOf(time.Now())
 		return 1, nil
 	}

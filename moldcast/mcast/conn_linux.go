@@ -73,7 +73,16 @@ type writer struct {
 	hdrs  [BatchSize]mmsghdr
 	iovs  [BatchSize]unix.Iovec
 	names [BatchSize]unix.RawSockaddrInet4
+	ctls  [BatchSize]sourceControl
 	poll  [2]unix.PollFd
+}
+
+// sourceControl is the control data that picks a source address; its size in
+// bytes, padded to words, is what the kernel wants.
+type sourceControl struct {
+	hdr  unix.Cmsghdr
+	info unix.Inet4Pktinfo
+	_    [0]uintptr // alignment
 }
 
 // Listen opens a socket that receives what c says, and can send by
@@ -469,7 +478,7 @@ func (s *Conn) take(i int, d *Datagram) {
 	port := (*[2]byte)(unsafe.Pointer(&r.names[i].Port)) // network order
 	d.Src = netip.AddrPortFrom(netip.AddrFrom4(r.names[i].Addr), uint16(port[0])<<8|uint16(port[1]))
 	d.Dst = netip.AddrPort{}
-	d.Stamp, d.IfIndex = 0, 0
+	d.Stamp, d.IfIndex, d.Local = 0, 0, netip.Addr{}
 	s.parseControl(d, unsafe.Slice((*byte)(unsafe.Pointer(&r.ctls[i])), int(h.Controllen)))
 	if d.Stamp == 0 {
 		d.Stamp = moldcast.StampOf(time.Now())
@@ -496,7 +505,9 @@ func (s *Conn) parseControl(d *Datagram, b []byte) {
 			s.kernelDropped.Add(uint64(total - s.rd.drops)) // modulo 2^32
 			s.rd.drops = total
 		case h.Level == unix.IPPROTO_IP && h.Type == unix.IP_PKTINFO && len(data) >= unix.SizeofInet4Pktinfo:
-			d.IfIndex = int((*unix.Inet4Pktinfo)(unsafe.Pointer(&data[0])).Ifindex)
+			info := (*unix.Inet4Pktinfo)(unsafe.Pointer(&data[0]))
+			d.IfIndex = int(info.Ifindex)
+			d.Local = netip.AddrFrom4(info.Spec_dst)
 		}
 		n = (n + word - 1) &^ (word - 1)
 		if n >= len(b) {
@@ -520,6 +531,7 @@ func (s *Conn) WriteBatch(ds []Datagram) (int, error) {
 		for i := range k {
 			w.payload(i, ds[i].Data)
 			w.dest(i, ds[i].Dst)
+			w.source(i, ds[i].Local)
 		}
 		n, err := s.flush(w, k)
 		total += n
@@ -552,6 +564,7 @@ func (s *Conn) Send(batch [][]byte) (int, error) {
 		for i := range k {
 			w.payload(i, batch[i])
 			w.hdrs[i].hdr.Name, w.hdrs[i].hdr.Namelen = nil, 0
+			w.source(i, netip.Addr{})
 		}
 		n, err := s.flush(w, k)
 		total += n
@@ -613,6 +626,21 @@ func (w *writer) dest(i int, a netip.AddrPort) {
 	port[0], port[1] = byte(a.Port()>>8), byte(a.Port())
 	w.hdrs[i].hdr.Name = (*byte)(unsafe.Pointer(n))
 	w.hdrs[i].hdr.Namelen = unix.SizeofSockaddrInet4
+}
+
+func (w *writer) source(i int, a netip.Addr) {
+	h := &w.hdrs[i].hdr
+	if a = a.Unmap(); !a.Is4() || a.IsUnspecified() || a.IsMulticast() {
+		h.Control = nil
+		h.SetControllen(0)
+		return
+	}
+	c := &w.ctls[i]
+	c.hdr.Level, c.hdr.Type = unix.IPPROTO_IP, unix.IP_PKTINFO
+	c.hdr.SetLen(unix.CmsgLen(unix.SizeofInet4Pktinfo))
+	c.info = unix.Inet4Pktinfo{Spec_dst: a.As4()}
+	h.Control = (*byte)(unsafe.Pointer(c))
+	h.SetControllen(int(unsafe.Sizeof(*c)))
 }
 
 // flush sends the first k datagrams of w. All are tried; the error is the

@@ -136,6 +136,28 @@ func TestConnUnicast(t *testing.T) {
 	}
 }
 
+// TestConnAnswersFromAddressAsked: a socket bound to any address answers from
+// the one that was asked.
+func TestConnAnswersFromAddressAsked(t *testing.T) {
+	server := must[*Conn](t)(Listen(ListenConfig{}))
+	defer server.Close()
+	asker := must[*Conn](t)(Listen(ListenConfig{Addr: loopback}))
+	defer asker.Close()
+	for _, at := range []string{"127.0.0.1", "127.0.0.2", "127.9.8.7"} {
+		to := netip.AddrPortFrom(netip.MustParseAddr(at), server.LocalAddr().Port())
+		must[int](t)(asker.WriteBatch([]Datagram{{Data: []byte("ask"), Dst: to}}))
+		ds := read(t, server, 1, 16)
+		if ds[0].Local != to.Addr() {
+			t.Errorf("asked at %v, it says %v", to, ds[0].Local)
+		}
+		ds[0].Dst = ds[0].Src
+		must[int](t)(server.WriteBatch(ds))
+		if got := read(t, asker, 1, 16)[0]; got.Src != to {
+			t.Errorf("asked %v, answered from %v", to, got.Src)
+		}
+	}
+}
+
 // TestConnRefused: an ICMP echo of an earlier datagram neither ends nor
 // starves anything.
 func TestConnRefused(t *testing.T) {
@@ -335,7 +357,7 @@ func TestConnBufferLog(t *testing.T) {
 		t.Errorf("got %d bytes, said %q", got, text.String())
 	}
 	text.Reset()
-	huge := must[*Conn](t)(Listen(ListenConfig{Addr: loopback, RecvBuffer: 1 << 40, Log: slog.New(slog.NewTextHandler(&text, nil))}))
+	huge := must[*Conn](t)(Listen(ListenConfig{Addr: loopback, RecvBuffer: 1<<31 - 1, Log: slog.New(slog.NewTextHandler(&text, nil))}))
 	defer huge.Close()
 	if !strings.Contains(text.String(), "sysctl -w net.core.rmem_max=") || !strings.Contains(text.String(), "got=") {
 		t.Errorf("said %q", text.String())

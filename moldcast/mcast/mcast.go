@@ -36,6 +36,12 @@ type Datagram struct {
 	Src netip.AddrPort // where it came from; set by ReadBatch
 	Dst netip.AddrPort // where WriteBatch sends it
 
+	// Local is the address of this host that it was sent to; for WriteBatch
+	// the one that it comes from, where a socket bound to any address has the
+	// choice. An answer must come from the address that was asked. The zero
+	// Addr is unknown, or the system's choice.
+	Local netip.Addr
+
 	Stamp     moldcast.Stamp // when the kernel received it (wall clock, ns)
 	IfIndex   int            // the interface that it arrived on; 0 where unknown
 	Truncated bool           // longer than MaxDatagram: Data is only its start
@@ -116,6 +122,7 @@ func (c *ListenConfig) ensureDefaults() {
 	if c.RecvBuffer == 0 {
 		c.RecvBuffer = DefaultRecvBuffer
 	}
+	c.RecvBuffer = min(c.RecvBuffer, 1<<31-1) // the kernel's own limit
 	if c.MaxDatagram == 0 {
 		c.MaxDatagram = moldcast.MaxDatagram
 	}

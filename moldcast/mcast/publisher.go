@@ -440,7 +440,7 @@ func (r *publishing) answer() error {
 				continue
 			}
 			r.arena = b
-			r.answers = append(r.answers, Datagram{Data: b[at:], Dst: d.Src})
+			r.answers = append(r.answers, Datagram{Data: b[at:], Dst: d.Src, Local: d.Local})
 		}
 		if len(r.answers) == 0 {
 			continue
