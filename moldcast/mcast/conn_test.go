@@ -13,6 +13,7 @@ import (
 	"strings"
 	"testing"
 	"time"
+	"unsafe"
 
 	"golang.org/x/sys/unix"
 
@@ -39,15 +40,6 @@ func dial(t testing.TB, to netip.AddrPort, c SendConfig) *Conn {
 	s := must[*Conn](t)(Dial(c))
 	t.Cleanup(func() { s.Close() })
 	return s
-}
-
-// buffers are n empty datagrams to read into.
-func buffers(n, size int) []Datagram {
-	ds := make([]Datagram, n)
-	for i := range ds {
-		ds[i].Data = make([]byte, 0, size)
-	}
-	return ds
 }
 
 // read reads until want datagrams have come.
@@ -446,4 +438,28 @@ func BenchmarkLoopback(b *testing.B) {
 			}
 		}
 	}
+}
+
+// FuzzControl: control data of any shape is read within its bounds.
+func FuzzControl(f *testing.F) {
+	header := func(length uint64, level, kind uint32, data ...byte) []byte {
+		b := binary.NativeEndian.AppendUint64(nil, length)
+		b = binary.NativeEndian.AppendUint32(b, level)
+		b = binary.NativeEndian.AppendUint32(b, kind)
+		return append(b, data...)
+	}
+	f.Add(header(20, unix.SOL_SOCKET, unix.SO_RXQ_OVFL, 1, 0, 0, 0))
+	f.Add(header(1<<63, unix.IPPROTO_IP, unix.IP_PKTINFO))
+	f.Add(header(32, unix.SOL_SOCKET, unix.SCM_TIMESTAMPNS, make([]byte, 16)...))
+	f.Fuzz(func(t *testing.T, b []byte) {
+		var aligned control
+		raw := unsafe.Slice((*byte)(unsafe.Pointer(&aligned)), int(unsafe.Sizeof(aligned)))
+		n := copy(raw, b)
+		s := &Conn{rd: new(reader)}
+		var d Datagram
+		s.parseControl(&d, raw[:n])
+		if s.kernelDropped.Load() > uint64(n)<<32 {
+			t.Errorf("%d drops", s.kernelDropped.Load())
+		}
+	})
 }

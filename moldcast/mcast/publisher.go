@@ -190,6 +190,9 @@ func (r *publishing) run() error {
 		}
 		if r.sender.Ended() && lingerTo == gap.Never {
 			lingerTo = now + moldcast.Instant(r.cfg.Linger)
+			if r.sourceError() != nil && r.count == 0 {
+				lingerTo = now // there is nothing that anyone could miss
+			}
 		}
 		r.sent.Store(uint64(r.sender.Sent()))
 		if now >= lingerTo {

@@ -45,13 +45,15 @@ func (s *numbers) Next() ([]byte, error) {
 	return message(s.buf[:], s.at-1), nil
 }
 
-// check fails unless the messages 0..n-1 come in order, once each.
+// check fails unless the messages come in order, each once and whole.
 type check struct {
 	t     testing.TB
 	first moldcast.Seq
 	n     int
+	next  moldcast.Seq
 	lost  []gap.Range
 	end   moldcast.Seq
+	wrong bool // said already
 }
 
 func (c *check) config() moldcast.ReceiverConfig {
@@ -60,9 +62,12 @@ func (c *check) config() moldcast.ReceiverConfig {
 		From:    c.first,
 		OnMessage: func(seq moldcast.Seq, data []byte) {
 			var buf [64]byte
-			if want := message(buf[:], c.n); seq != c.first+moldcast.Seq(c.n) || string(data) != string(want) {
-				c.t.Errorf("message %d is %x, want %d: %x", seq, data, c.first+moldcast.Seq(c.n), want)
+			want := message(buf[:], int(seq-c.first))
+			if !c.wrong && (seq < c.next || string(data) != string(want)) {
+				c.wrong = true
+				c.t.Errorf("message %d after %d is %x, want %x", seq, c.next-1, data, want)
 			}
+			c.next = seq + 1
 			c.n++
 		},
 		OnLost: func(r gap.Range) { c.lost = append(c.lost, r) },
@@ -78,6 +83,15 @@ func must[T any](t testing.TB) func(T, error) T {
 		}
 		return v
 	}
+}
+
+// buffers are n empty datagrams to read into.
+func buffers(n, size int) []Datagram {
+	ds := make([]Datagram, n)
+	for i := range ds {
+		ds[i].Data = make([]byte, 0, size)
+	}
+	return ds
 }
 
 // TestEndToEndVirtualTime runs a publisher and a receiver over two bad lines
@@ -140,6 +154,110 @@ func TestEndToEndVirtualTime(t *testing.T) {
 			})
 		})
 	}
+}
+
+// TestTwoLinesRepairEachOther: two lines that lose in different places, without
+// a request server.
+func TestTwoLinesRepairEachOther(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const messages = 10000
+		network := must[*Network](t)(NewNetwork(NetworkConfig{Multi: Impair{Reorder: 0.02, Depth: 3, Seed: 9}}))
+		var lines []Socket
+		var done []chan error
+		for i, every := range []int{13, 17} {
+			group := netip.AddrPortFrom(netip.AddrFrom4([4]byte{239, 255, 1, byte(i + 1)}), 26400)
+			lines = append(lines, must[*Endpoint](t)(network.Listen(ListenConfig{Addr: group})))
+			pub := must[*Publisher](t)(NewPublisher(PublisherConfig{
+				Sender: moldcast.SenderConfig{Session: testSession, PacketMessages: 1 + i},
+				Out:    must[*Endpoint](t)(network.Dial(SendConfig{Addr: group})),
+				Impair: must[*Impairment](t)(NewImpairment(Impair{DropEvery: every})),
+				Rate:   10000, Linger: 3 * time.Second,
+			}))
+			c := make(chan error)
+			done = append(done, c)
+			go func() { c <- pub.Run(t.Context(), &numbers{n: messages}) }()
+		}
+		got := &check{t: t, first: 1}
+		c := got.config()
+		c.Gap.Budget = 500 * time.Millisecond
+		sub := must[*Subscriber](t)(NewSubscriber(SubscriberConfig{Receiver: c, Lines: lines}))
+		if err := sub.Run(t.Context()); err != nil {
+			t.Error(err)
+		}
+		for _, c := range done {
+			if err := <-c; err != nil {
+				t.Error(err)
+			}
+		}
+		// What both lost is lost; all else is there, once.
+		st := sub.Stats()
+		if lost := messages / (13 * 17); st.NAKSent != 0 || len(got.lost) != lost || st.Lost != uint64(lost) || got.n != messages-lost || got.end != messages+1 {
+			t.Errorf("%+v, %d messages, lost %d ranges", st, got.n, len(got.lost))
+		}
+		if st.Duplicates < messages*8/10 {
+			t.Errorf("%d duplicates", st.Duplicates)
+		}
+	})
+}
+
+// TestSourceIsAsked: the requests go to where the stream comes from; answers
+// from anyone else do not count.
+func TestSourceIsAsked(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const messages = 3000
+		network := must[*Network](t)(NewNetwork(NetworkConfig{Latency: time.Millisecond, Multi: Impair{Loss: 0.1, Seed: 2}}))
+		group := netip.MustParseAddrPort("239.255.1.1:26400")
+		line := must[*Endpoint](t)(network.Listen(ListenConfig{Addr: group}))
+		requests := must[*Endpoint](t)(network.Listen(ListenConfig{}))
+		out := must[*Endpoint](t)(network.Dial(SendConfig{Addr: group}))
+		server := must[*Endpoint](t)(network.Listen(ListenConfig{Addr: netip.AddrPortFrom(out.LocalAddr().Addr(), 26401)}))
+		stranger := must[*Endpoint](t)(network.Dial(SendConfig{Addr: requests.LocalAddr()}))
+		forged := moldcast.AppendMessage(moldcast.AppendHeader(nil, testSession, 1, 1), []byte("forged"))
+		must[int](t)(stranger.Send([][]byte{forged, forged}))
+
+		pub := must[*Publisher](t)(NewPublisher(PublisherConfig{
+			Sender: moldcast.SenderConfig{Session: testSession, PacketMessages: 5}, Out: out, Requests: server, Rate: 10000, Linger: 3 * time.Second,
+		}))
+		got := &check{t: t, first: 1}
+		sub := must[*Subscriber](t)(NewSubscriber(SubscriberConfig{Receiver: got.config(), Lines: []Socket{line}, Requests: requests, SourcePort: 26401}))
+		done := make(chan error)
+		go func() { done <- pub.Run(t.Context(), &numbers{n: messages}) }()
+		if err := errors.Join(sub.Run(t.Context()), <-done); err != nil {
+			t.Error(err)
+		}
+		if st := sub.Stats(); got.n != messages || st.Recovered == 0 || st.Foreign != 2 {
+			t.Errorf("%d messages, %+v", got.n, st)
+		}
+		stranger.Close()
+	})
+}
+
+// TestSubscriberStops: a context that ends is no error, and what was received
+// stays.
+func TestSubscriberStops(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		network := must[*Network](t)(NewNetwork(NetworkConfig{}))
+		group := netip.MustParseAddrPort("239.255.1.1:26400")
+		out := must[*Endpoint](t)(network.Dial(SendConfig{Addr: group}))
+		got := &check{t: t, first: 1}
+		idle := 0
+		sub := must[*Subscriber](t)(NewSubscriber(SubscriberConfig{
+			Receiver: got.config(), Lines: []Socket{must[*Endpoint](t)(network.Listen(ListenConfig{Addr: group}))},
+			OnIdle: func() { idle++ },
+		}))
+		var buf [64]byte
+		b := moldcast.AppendMessage(moldcast.AppendHeader(nil, testSession, 1, 1), message(buf[:], 0))
+		must[int](t)(out.Send([][]byte{b, {}, b[:25], make([]byte, 3000)}))
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		if err := sub.Run(ctx); err != nil {
+			t.Error(err)
+		}
+		if st := sub.Stats(); got.n != 1 || st.Malformed != 3 || idle == 0 || sub.Stamp() == 0 {
+			t.Errorf("%d messages, idle %d times, %+v", got.n, idle, st)
+		}
+		out.Close()
+	})
 }
 
 // TestUnrecoverable: what nobody can answer is lost, said once, and reception
@@ -343,6 +461,16 @@ func (b *broken) Next() ([]byte, error) {
 		return nil, errBroken
 	}
 	return []byte("x"), nil
+}
+
+// TestPublisherSourceFailsAtOnce: there is nothing to linger for.
+func TestPublisherSourceFailsAtOnce(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		out, _, err := publish(t, t.Context(), PublisherConfig{Linger: time.Hour}, &broken{})
+		if want := []string{"heartbeat 1+0", "end 1+0"}; !errors.Is(err, errBroken) || !reflect.DeepEqual(out.packets, want) {
+			t.Errorf("%v, %v", out.packets, err)
+		}
+	})
 }
 
 func TestPublisherSourceFails(t *testing.T) {

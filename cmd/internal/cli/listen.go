@@ -147,6 +147,7 @@ func (e *env) runListener(ctx context.Context, f *listenFlags, group netip.AddrP
 		closeSockets()
 		return err
 	}
+	raiseProcs(2)
 	l.stamp = sub.Stamp
 	if l.out, err = e.openMessages(f); err != nil {
 		closeSockets()

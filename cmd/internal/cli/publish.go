@@ -8,6 +8,7 @@ import (
 	"io"
 	"net/netip"
 	"os"
+	"runtime"
 	"strconv"
 	"time"
 
@@ -72,6 +73,15 @@ func (v ttlValue) Set(s string) error {
 // sendTo is the socket configuration for a group.
 func (m *multicastFlags) sendTo(e *env, group netip.AddrPort) mcast.SendConfig {
 	return mcast.SendConfig{Addr: group, Interface: m.iface, TTL: m.ttl, Log: e.log}
+}
+
+// raiseProcs makes room for threads that wait in system calls: each holds one
+// of Go's processors for a while after it blocks, and on few cores an engine
+// would have to wait for it. A GOMAXPROCS of the environment stands.
+func raiseProcs(threads int) {
+	if os.Getenv("GOMAXPROCS") == "" {
+		runtime.GOMAXPROCS(runtime.GOMAXPROCS(0) + threads)
+	}
 }
 
 // socketError tells a wrong interface or address (exit 2) from a system that
@@ -208,6 +218,7 @@ func (e *env) publishSockets(f *publishFlags, group netip.AddrPort, cfg *mcast.P
 
 func (e *env) runPublisher(ctx context.Context, p *mcast.Publisher, src mcast.Source, cfg mcast.PublisherConfig) error {
 	if cfg.Requests != nil {
+		raiseProcs(1)
 		if err := e.printJSON(ready{Event: "ready", Retransmit: cfg.Requests.LocalAddr().String()}); err != nil {
 			return err
 		}
