@@ -31,7 +31,7 @@ type Sender interface {
 
 // Stream is one recorded session and where it goes.
 type Stream struct {
-	Session moldcast.Session // published under this name
+	Session moldcast.Session // published under this name; streams to one group need different ones
 	Sender  Sender
 
 	// Range is what to publish, [First, Next): First is what heartbeats carry
@@ -150,7 +150,6 @@ func (c *Config) Validate() error {
 	case c.Heartbeat < 0 || c.Linger < 0 || c.RepackWait < 0 || c.HolePoll < 0 || c.SendRetry < 0:
 		return fault("negative duration")
 	}
-	names := make(map[moldcast.Session]int)
 	for i, s := range c.Streams {
 		switch {
 		case s.Sender == nil || s.Open == nil:
@@ -158,15 +157,8 @@ func (c *Config) Validate() error {
 		case s.Range.Empty() || s.Range.First == 0:
 			return fault("stream %d has nothing to publish", i)
 		}
-		for _, loop := range []int{1, c.Loop} {
-			name, err := LoopSession(s.Session, loop, c.Loop)
-			if err != nil {
-				return err
-			}
-			if j, ok := names[name]; ok && j != i {
-				return fault("streams %d and %d both publish session %s", j, i, name)
-			}
-			names[name] = i
+		if _, err := LoopSession(s.Session, 1, c.Loop); err != nil {
+			return err
 		}
 	}
 	return nil

@@ -141,7 +141,7 @@ func (p *Player) newSpaces(loop int) {
 func (p *Player) Published(stream int) moldcast.Seq { return (*p.spaces.Load())[stream].Published() }
 
 // Space finds what was published under a session name, in this loop or the one
-// before.
+// before; of several streams of that name the first.
 func (p *Player) Space(s moldcast.Session) (*Space, bool) {
 	for _, sp := range *p.spaces.Load() {
 		if sp.session == s {

@@ -607,6 +607,25 @@ func TestSeek(t *testing.T) {
 	})
 }
 
+// A seek beyond the range ends it; the end is that of the range.
+func TestSeekBeyondTheRange(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		w := newWire(t)
+		s := train(0, 10*s1, 20*s1, 30*s1).stream(w)
+		s.Range.Next = 3
+		p, result, _ := start(t, Config{Streams: []Stream{s}})
+		after(time.Second)
+		p.SeekBy(time.Hour)
+		rep, err := result()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if e := w.of(moldcast.End); len(e) != 1 || e[0].pkt.First != 3 || rep.Packets != 1 || p.Published(0) != 2 {
+			t.Errorf("ends %v, report %+v, published %d", e, rep, p.Published(0))
+		}
+	})
+}
+
 func TestSeekInAPause(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		w := newWire(t)
@@ -900,7 +919,6 @@ func TestConfig(t *testing.T) {
 		func(c *Config) { c.Streams[0].Sender = nil },
 		func(c *Config) { c.Streams[0].Open = nil },
 		func(c *Config) { c.Streams[0].Range = moldcast.Range{First: 3, Next: 3} },
-		func(c *Config) { c.Streams = append(c.Streams, c.Streams[0]) },
 		func(c *Config) { c.Loop = -1 },
 		func(c *Config) { c.Loop = 1000 }, // SESSIONA1000 is too long
 		func(c *Config) { c.MTU = 20 },

@@ -309,7 +309,7 @@ func (e *env) replay(c *cobra.Command, args []string, f *replayFlags) (err error
 	for _, s := range empty {
 		e.log.Warn("not replayed", "why", s)
 	}
-	if err := apart(streams, f.loop); err != nil {
+	if err := apart(streams, f); err != nil {
 		return err
 	}
 	closeSockets, err := e.replaySockets(streams, f)
@@ -368,9 +368,12 @@ func (e *env) replayRange(s *replayStream, ranges *rangeFlags) (none string, err
 // recorded is a cursor as a Player wants it: a range that the disk gave back
 // wrong is a hole.
 type recorded struct {
-	cursor *store.Cursor
-	ref    store.Ref
-	log    *slog.Logger
+	cursor interface {
+		Next() (moldcast.Piece, error)
+		Close() error
+	}
+	ref store.Ref
+	log *slog.Logger
 }
 
 func (r *recorded) Next() (moldcast.Piece, error) {
@@ -385,22 +388,19 @@ func (r *recorded) Next() (moldcast.Piece, error) {
 
 func (r *recorded) Close() error { return r.cursor.Close() }
 
-// apart refuses two streams that are one session on the wire.
-func apart(streams []*replayStream, loops int) error {
-	seen := map[moldcast.Session]store.Ref{}
-	for _, s := range streams {
-		if other, ok := seen[s.Session]; ok {
-			return usagef("%v and %v would both be session %s on the wire: give --as-session NAME for each", other, s.ref, s.Session)
-		}
-		seen[s.Session] = s.ref
-	}
-	// Names that differ may still meet when rounds are numbered: A and A1.
+// apart refuses two streams that are one session to those who hear them, or
+// ask for them.
+func apart(streams []*replayStream, f *replayFlags) error {
 	for i, a := range streams {
 		for _, b := range streams[i+1:] {
-			x, _ := replay.LoopSession(a.Session, loops, loops)
-			y, _ := replay.LoopSession(b.Session, loops, loops)
-			if loops > 1 && x == y {
-				return usagef("--as-session %s and %s give the same names with --loop %d", a.Session, b.Session, loops)
+			x, _ := replay.LoopSession(a.Session, f.loop, f.loop)
+			y, _ := replay.LoopSession(b.Session, f.loop, f.loop)
+			switch {
+			case x != y:
+			case a.group == b.group:
+				return usagef("--group %v: %v and %v would both be session %s there: give --as-session NAME for each, or groups of their own", a.group, a.ref, b.ref, x)
+			case f.retransmitListen != "":
+				return usagef("--retransmit-listen: %v and %v are both session %s, requests can't tell them apart: give --as-session NAME for each", a.ref, b.ref, x)
 			}
 		}
 	}
