@@ -9,6 +9,7 @@ import (
 	"io/fs"
 	"math"
 	"net/netip"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -229,6 +230,9 @@ func (r *importRun) run(ctx context.Context, names []string) error {
 		err = ferr
 	}
 	r.sum.Sessions = results
+	if err == nil && len(results) == 0 && r.session != nil && r.more == 0 {
+		r.say(r.missing())
+	}
 	for _, s := range results {
 		r.sum.Messages += s.Messages
 		r.sum.Duplicates += s.Duplicates
@@ -252,6 +256,23 @@ func (r *importRun) run(ctx context.Context, names []string) error {
 		return faultf("--strict: holes left: %d", r.sum.Holes)
 	}
 	return nil
+}
+
+// missing says that --session names none of the sessions there are.
+func (r *importRun) missing() string {
+	var have []string
+	for _, s := range r.sum.Streams {
+		for _, n := range s.Sessions {
+			if !slices.Contains(have, n) {
+				have = append(have, n)
+			}
+		}
+	}
+	text := strings.Join(have[:min(len(have), 20)], ", ")
+	if len(have) > 20 {
+		text += fmt.Sprintf(" and %d more", len(have)-20)
+	}
+	return fmt.Sprintf("--session %v: no such session; there is %s", *r.session, text)
 }
 
 func (r *importRun) openAll(names []string) error {

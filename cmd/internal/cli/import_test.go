@@ -618,6 +618,7 @@ func TestImportUsage(t *testing.T) {
 		{[]string{filepath.Join(t.TempDir(), "none.pcap")}, 1, "none.pcap"},
 		{[]string{t.TempDir()}, 1, "directory"},
 		{[]string{pcap, "--filter", "239.9.9.9:9"}, 1, "239.9.9.9:9"},
+		{[]string{pcap, "--session", "T"}, 1, "there is S"},
 	} {
 		code, _, errs := runCLI(t, archiveDir(t), append([]string{"import"}, c.args...)...)
 		if code != c.code || !strings.Contains(errs, c.text) || strings.Count(errs, "\n") != 1 {
