@@ -324,8 +324,8 @@ type servedView struct {
 	first, head atomic.Uint64
 }
 
-// look takes up the bounds. They are read in an order that makes them too
-// narrow, never too wide, while first falls and head rises.
+// look takes up the bounds. While it does, a reader may see one of them a
+// moment late, which is as if it had asked a moment earlier.
 func (v *servedView) look() {
 	first, head := v.view.Bounds()
 	v.head.Store(uint64(head))
