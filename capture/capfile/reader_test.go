@@ -165,7 +165,7 @@ func TestLinkTypes(t *testing.T) {
 					}
 				}
 				// Cut anywhere, it is never taken for whole.
-				for n := 0; n < len(c.data)-1; n += 1 + n/40 {
+				for n := 0; n < len(c.data)-1; n += 1 + n/12 {
 					if c.name == "trailer" && n >= len(c.data)-8 {
 						break
 					}

@@ -10,9 +10,9 @@ import (
 	"github.com/klauspost/compress/zstd"
 )
 
-// bufferSize holds the largest record and its successor's header, so that
-// frames are handed out without copying.
-const bufferSize = 1 << 20
+// bufferSize holds the largest record, so that frames are handed out without
+// copying.
+const bufferSize = 640 << 10
 
 // Decompress gives the content of r: that of a gzip or zstd file where r
 // begins with the magic of one, else r itself. Several members one behind the
