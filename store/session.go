@@ -468,6 +468,9 @@ func (s *session) readOne(g *segment) error {
 	}
 	defer dec.Close()
 	h, err := s.a.table.acquire(g)
+	if errors.Is(err, pebble.ErrDBDoesNotExist) && !g.sealed {
+		return nil // it was only just being made
+	}
 	if err != nil {
 		return err
 	}

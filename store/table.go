@@ -60,6 +60,8 @@ func (t *table) acquire(g *segment) (*handle, error) {
 			t.release(h)
 			return nil, h.err
 		}
+		// A reader may have opened g while its writer still had the index.
+		g.idx.CompareAndSwap(nil, h.idx)
 		return h, nil
 	}
 	h := &handle{seg: g, ready: make(chan struct{}), refs: 1}

@@ -257,6 +257,9 @@ func (v *verification) segment(ctx context.Context, c *checked, s *checkedSegmen
 	bad := func(r moldcast.Range, format string, args ...any) { v.fault(c, name, r, format, args...) }
 	defer v.a.table.forget(s.g)
 	h, err := v.a.table.acquire(s.g)
+	if errors.Is(err, pebble.ErrDBDoesNotExist) && !s.sealed {
+		return // it was only just being made
+	}
 	if err != nil {
 		var r moldcast.Range
 		if s.seal != nil && len(s.seal.Coverage) > 0 {
