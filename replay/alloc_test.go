@@ -27,10 +27,7 @@ type drain struct{ packets int }
 func (d *drain) Send(b [][]byte) (int, error) { d.packets += len(b); return len(b), nil }
 
 // jump is a Waiter whose clock jumps to where it is asked to wait for.
-type jump struct {
-	now  moldcast.Instant
-	idle chan struct{}
-}
+type jump struct{ now moldcast.Instant }
 
 func (j *jump) Now() moldcast.Instant { return j.now }
 func (j *jump) Wall() moldcast.Stamp  { return 1 }

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"slices"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -25,6 +26,7 @@ const (
 
 // tape is a recording. Sources of it may be open several at a time.
 type tape struct {
+	mu     sync.Mutex // holes are filled while it is read
 	pieces []moldcast.Piece // by sequence
 	first  moldcast.Seq
 	head   moldcast.Seq
@@ -38,6 +40,8 @@ type tape struct {
 // add puts a packet at seq of n messages at at ns after day0, each message
 // with size bytes that say where they belong.
 func (t *tape) add(seq moldcast.Seq, n int, at int64, size int) *tape {
+	t.mu.Lock()
+	defer t.mu.Unlock()
 	var b []byte
 	for i := range n {
 		b = moldcast.AppendMessage(b, body(seq+moldcast.Seq(i), size))
@@ -76,6 +80,8 @@ func train(at ...int64) *tape {
 func (t *tape) Range() moldcast.Range { return moldcast.Range{First: t.first, Next: t.head} }
 
 func (t *tape) open(from moldcast.Seq) (Source, error) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
 	t.opened++
 	return &reel{tape: t, pos: from}, nil
 }
@@ -98,7 +104,12 @@ type reel struct {
 	buf  []byte
 }
 
-func (r *reel) Close() error { r.tape.closed++; return nil }
+func (r *reel) Close() error {
+	r.tape.mu.Lock()
+	defer r.tape.mu.Unlock()
+	r.tape.closed++
+	return nil
+}
 
 func (r *reel) Next() (moldcast.Piece, error) {
 	for i := range r.buf {
@@ -107,6 +118,8 @@ func (r *reel) Next() (moldcast.Piece, error) {
 	if r.tape.slow > 0 {
 		<-time.After(r.tape.slow)
 	}
+	r.tape.mu.Lock()
+	defer r.tape.mu.Unlock()
 	for r.at < len(r.tape.pieces) && r.tape.pieces[r.at].Range().Next <= r.pos {
 		r.at++
 	}
