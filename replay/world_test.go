@@ -26,7 +26,7 @@ const (
 
 // tape is a recording. Sources of it may be open several at a time.
 type tape struct {
-	mu     sync.Mutex // holes are filled while it is read
+	mu     sync.Mutex       // holes are filled while it is read
 	pieces []moldcast.Piece // by sequence
 	first  moldcast.Seq
 	head   moldcast.Seq
