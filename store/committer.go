@@ -151,7 +151,7 @@ func (c *committer) step() (done bool, at time.Time) {
 			return false, c.failAt
 		}
 	}
-	for c.blocks() {
+	for c.cur != nil && c.blocks() {
 	}
 	c.sync()
 	c.roll()
@@ -469,6 +469,11 @@ func (c *committer) sync() {
 	if c.next != nil && m.id > c.rollAt {
 		g = c.next
 	}
+	if g == nil && (!m.b.Empty() || len(w.records) > 0) {
+		s.mu.Unlock() // it came after step looked
+		w.signal()
+		return
+	}
 	it := item{tail: true, of: m, ops: w.ops, records: w.records, marked: len(m.b.Marks())}
 	w.records, w.since = nil, time.Time{}
 	if len(w.marksIn) > 0 { // they came after takeMarks
@@ -763,6 +768,7 @@ func (w *Writer) trim() {
 // follows it. One that fails is tried again, and those after it wait.
 func (w *Writer) sealer() {
 	defer w.pipeline.Done()
+	last := false
 	for g := range w.seal {
 		for {
 			err := w.s.seal(g)
@@ -770,14 +776,15 @@ func (w *Writer) sealer() {
 				break
 			}
 			w.a.o.Log.Error("cannot seal", "segment", g.name, "err", err)
-			w.s.mu.Lock()
-			closing := w.closing
-			w.s.mu.Unlock()
-			if closing {
+			if last {
 				w.sealErr = err
 				break
 			}
-			time.Sleep(sealRetry)
+			select {
+			case <-time.After(sealRetry):
+			case <-w.quit:
+				last = true // being closed: once more, then the next who opens it
+			}
 			if g.dead() {
 				g.abandon()
 				if err := g.open(w.a, w.signal); err != nil {

@@ -7,6 +7,8 @@ import (
 	"io"
 	"math/rand/v2"
 	"os"
+	"sync"
+	"syscall"
 	"testing"
 	"time"
 
@@ -15,6 +17,33 @@ import (
 	"github.com/moldtape/moldtape/moldcast"
 	"github.com/moldtape/moldtape/moldcast/gap"
 )
+
+// memFS is a crashable file system in memory. Its Lock leaves no file: that
+// of MemFS waits for itself while the file system is cloned.
+type memFS struct {
+	*vfs.MemFS
+	held sync.Map
+}
+
+func newMemFS() *memFS { return &memFS{MemFS: vfs.NewCrashableMem()} }
+
+func (m *memFS) Lock(name string) (io.Closer, error) {
+	if _, held := m.held.Swap(name, nil); held {
+		return nil, syscall.EAGAIN
+	}
+	return memLock{m, name}, nil
+}
+
+type memLock struct {
+	m    *memFS
+	name string
+}
+
+func (l memLock) Close() error { l.m.held.Delete(l.name); return nil }
+
+func (m *memFS) crash(percent int, rng *rand.Rand) *memFS {
+	return &memFS{MemFS: m.CrashClone(vfs.CrashCloneCfg{UnsyncedDataPercent: percent, RNG: rng})}
+}
 
 // crashes is how many crashes the tests go through.
 func crashes() int {
@@ -114,7 +143,7 @@ func TestCrash(t *testing.T) {
 
 func crashOnce(t *testing.T, seed uint64) {
 	rng := rand.New(rand.NewPCG(seed, 1))
-	mem := vfs.NewCrashableMem()
+	mem := newMemFS()
 	o := testOptions(mem)
 	o.Sync = []time.Duration{0, time.Millisecond, 5 * time.Millisecond}[rng.IntN(3)]
 	o.BlockSize = []int{1 << 10, 4 << 10, 64 << 10}[rng.IntN(3)]
@@ -136,7 +165,7 @@ func crashOnce(t *testing.T, seed uint64) {
 	}
 	first := f.sent.Bounds().First
 	_, durable, _ := w.Watermarks()
-	mem = mem.CrashClone(vfs.CrashCloneCfg{UnsyncedDataPercent: []int{0, 30, 100}[rng.IntN(3)], RNG: rng})
+	mem = mem.crash([]int{0, 30, 100}[rng.IntN(3)], rng)
 	least := moldcast.Range{First: first, Next: durable}
 	_ = w.Close()
 	_ = a.Close()
@@ -155,7 +184,7 @@ func crashOnce(t *testing.T, seed uint64) {
 		if _, d, _ := w.Watermarks(); d < durable && !least.Empty() {
 			t.Fatalf("durable was %d, and after recovery is %d", durable, d)
 		}
-		mem2 := mem.CrashClone(vfs.CrashCloneCfg{UnsyncedDataPercent: rng.IntN(100), RNG: rng})
+		mem2 := mem.crash(rng.IntN(100), rng)
 		_ = w.Close()
 		_ = a.Close()
 		mem = mem2

@@ -80,9 +80,8 @@ func (v *View) Info() Info {
 	if s.w != nil {
 		state = Live
 	}
-	hidden := s.hidden > 0
 	s.mu.Unlock()
-	if hidden {
+	if state != Live {
 		if lock, err := s.lock(false); err == nil {
 			lock.Close()
 		} else if errors.Is(err, ErrLocked) {

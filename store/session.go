@@ -43,7 +43,6 @@ type session struct {
 	w      *Writer     // who writes it in this process
 	loaded time.Time   // when the directory was last looked at
 	made   time.Time
-	hidden int // unsealed segments that another process writes
 }
 
 // segRun is a range that lies in one segment.
@@ -305,10 +304,9 @@ func (s *session) refresh() error {
 		return err
 	}
 	s.mu.Lock()
-	known := map[int]*segment{}
 	sealed := map[int]bool{}
 	for _, g := range s.segs {
-		known[g.num], sealed[g.num] = g, g.sealed
+		sealed[g.num] = g.sealed
 	}
 	s.mu.Unlock()
 	id := identity{s.ref.Channel, s.ref.Session, s.ref.Take}
@@ -329,23 +327,21 @@ func (s *session) refresh() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.loaded = time.Now()
-	s.hidden = 0
+	if s.w != nil {
+		return nil // it was opened for writing meanwhile: nobody else adds anything
+	}
 	for _, g := range fresh {
-		if old := known[g.num]; old != nil {
-			if !g.sealed {
-				if old.idx.Load() == nil {
-					s.hidden++
-				}
+		if k := slices.IndexFunc(s.segs, func(x *segment) bool { return x.num == g.num }); k >= 0 {
+			old := s.segs[k]
+			if !g.sealed || old.sealed {
 				continue
 			}
-			s.segs = slices.DeleteFunc(s.segs, func(x *segment) bool { return x == old })
+			s.segs = slices.Delete(s.segs, k, k+1)
 			for i := range s.runs {
 				if s.runs[i].seg == old {
 					s.runs[i].seg = g
 				}
 			}
-		} else if !g.sealed {
-			s.hidden++
 		}
 		s.insert(g)
 		if g.seal != nil {

@@ -67,6 +67,7 @@ type Writer struct {
 	wake chan struct{}
 	pipe chan item
 	seal chan *segment
+	quit chan struct{} // closed by Close
 
 	committer  committer
 	workers    sync.WaitGroup
@@ -102,6 +103,7 @@ func (a *Archive) Writer(channel string, sess moldcast.Session, take int) (*Writ
 	w := &Writer{
 		s: s, a: a, lock: lock, nextBlock: 1,
 		wake: make(chan struct{}, 1), pipe: make(chan item, pipelineDepth), seal: make(chan *segment, 4),
+		quit: make(chan struct{}),
 	}
 	w.work.L, w.done.L = &s.mu, &s.mu
 	if err := w.recoverSegments(); err != nil {
@@ -115,7 +117,6 @@ func (a *Archive) Writer(channel string, sess moldcast.Session, take int) (*Writ
 	}
 	s.mu.Lock()
 	s.w = w
-	s.hidden = 0
 	s.mem = nil
 	w.markFilter.head = w.storedMarks()
 	w.fresh()
@@ -530,6 +531,7 @@ func (w *Writer) Close() error {
 		return ErrClosed
 	}
 	w.closing = true
+	close(w.quit)
 	w.done.Broadcast()
 	w.signal()
 	s.mu.Unlock()
