@@ -205,10 +205,12 @@ func (a *asker) expect(r moldcast.Request, want []byte) {
 
 // random asks n random requests, of which some have no answer, and checks
 // that each is answered exactly right: the next datagram that comes is always
-// the answer to the next request that has one.
+// the answer to the next request that has one. No request is made twice: the
+// second might come while the first's answer lingers.
 func (a *asker) random(f feed, s moldcast.Session, head moldcast.Seq, n int, seed uint64) {
 	a.t.Helper()
 	rnd := rand.New(rand.NewPCG(seed, 1))
+	seen := map[moldcast.Request]bool{}
 	for answered := 0; answered < n; {
 		r := moldcast.Request{Session: s, First: f.first + moldcast.Seq(rnd.IntN(int(head-f.first))), Count: uint16(1 + rnd.IntN(64))}
 		switch rnd.IntN(10) {
@@ -227,9 +229,10 @@ func (a *asker) random(f feed, s moldcast.Session, head moldcast.Seq, n int, see
 		case 6:
 			r.First = head - moldcast.Seq(rnd.IntN(20))
 		}
-		if r.First == 0 {
+		if r.First == 0 || seen[r] {
 			continue
 		}
+		seen[r] = true
 		a.ask(r)
 		if want := f.answer(s, head, r, 1472); r.Count > 0 && want != nil {
 			a.expect(r, want)
