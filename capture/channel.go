@@ -177,6 +177,9 @@ func (c *Channel) Run(ctx context.Context) (Status, error) {
 	return status, errors.Join(err, c.mu.failed)
 }
 
+// Close releases the sockets of a Channel that is not, or no longer, run.
+func (c *Channel) Close() { c.closeSockets() }
+
 // Status is a snapshot, taken by the engine between two packets; ctx bounds
 // the wait for it.
 func (c *Channel) Status(ctx context.Context) (Status, error) {

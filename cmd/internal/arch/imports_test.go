@@ -19,7 +19,7 @@ const module = "github.com/moldtape/moldtape"
 var allowed = map[string][]string{
 	"moldcast":         {"moldcast/gap"},
 	"moldcast/gap":     {},
-	"moldcast/mcast":   {"moldcast"},
+	"moldcast/mcast":   {"moldcast", "moldcast/gap"},
 	"capture":          {"moldcast", "moldcast/gap", "moldcast/mcast", "capture/arbiter"},
 	"capture/arbiter":  {"moldcast", "moldcast/gap"},
 	"capture/capfile":  {"moldcast"},
@@ -27,8 +27,8 @@ var allowed = map[string][]string{
 	"store/block":      {"moldcast", "moldcast/gap"},
 	"retransmit":       {"moldcast", "moldcast/mcast", "retransmit/admit"},
 	"retransmit/admit": {"moldcast"},
-	"replay":           {"moldcast", "moldcast/mcast", "replay/pace"},
-	"replay/pace":      {"moldcast"},
+	"replay":           {"moldcast", "moldcast/gap", "moldcast/mcast", "replay/pace"},
+	"replay/pace":      {"moldcast", "moldcast/gap"},
 }
 
 // fenced third-party modules: only the packages named may import them.

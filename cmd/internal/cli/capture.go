@@ -183,9 +183,6 @@ func parseLine(s string) (capture.Line, error) {
 	if err != nil || !addr.Addr().Is4() {
 		return bad("no IPv4 address and port")
 	}
-	if addr.Addr().IsMulticast() && addr.Port() == 0 {
-		return bad("a group needs a port")
-	}
 	l := capture.Line{Addr: addr}
 	for _, p := range parts[1:] {
 		key, val, _ := strings.Cut(p, "=")
@@ -222,6 +219,28 @@ func runCapture(ctx context.Context, e *env, f *captureFlags) error {
 	if err := opts.Validate(); err != nil {
 		return usagef("%v", err)
 	}
+	if f.retransmitAddr != "" {
+		if _, err := requestAddr("--retransmit-listen", f.retransmitAddr); err != nil {
+			return err
+		}
+	}
+	if f.httpAddr != "" {
+		if err := parseHostPort("--http", f.httpAddr); err != nil {
+			return err
+		}
+	}
+	raiseProcs(len(cfg.Lines) + 2) // and the threads of answers and of requests
+	sink := &archiveSink{}
+	ch, err := capture.New(cfg, sink)
+	if err != nil {
+		for _, wrong := range []error{capture.ErrConfig, mcast.ErrInterface, mcast.ErrAddress, mcast.ErrSameLine} {
+			if errors.Is(err, wrong) {
+				return usagef("--line: %v", err)
+			}
+		}
+		return err
+	}
+	defer ch.Close()
 	archive, err := store.OpenOrCreate(e.archiveDir(), opts)
 	if err != nil {
 		return err
@@ -229,13 +248,7 @@ func runCapture(ctx context.Context, e *env, f *captureFlags) error {
 	defer closeQuietly(e.log, "archive", archive.Close)
 	src := NewSource(archive, nil, e.log)
 	defer closeQuietly(e.log, "views", src.Close)
-	ch, err := capture.New(cfg, &archiveSink{archive: archive, source: src})
-	if err != nil {
-		if errors.Is(err, capture.ErrConfig) {
-			return usagef("%v", err)
-		}
-		return err
-	}
+	sink.archive, sink.source = archive, src
 	node := &captureNode{env: e, channels: []*capture.Channel{ch}}
 	if err := node.serve(f, src); err != nil {
 		return err
@@ -362,9 +375,6 @@ func (n *captureNode) serve(f *captureFlags, src *Source) error {
 		n.background(srv.Run, "retransmit")
 	}
 	if f.httpAddr != "" {
-		if err := parseHostPort("--http", f.httpAddr); err != nil {
-			return err
-		}
 		l, err := net.Listen("tcp", f.httpAddr)
 		if err != nil {
 			return fmt.Errorf("--http: %w", err)

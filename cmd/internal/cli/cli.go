@@ -168,7 +168,7 @@ func (e *env) setLogger() error {
 	case e.logFormat == "json":
 		e.log = slog.New(slog.NewJSONHandler(e.stderr, &slog.HandlerOptions{Level: level}))
 	case e.logFormat == "text" && isTerminal(e.stderr):
-		e.log = slog.New(tint.NewHandler(e.stderr, &tint.Options{Level: level}))
+		e.log = slog.New(tint.NewTextHandler(e.stderr, &tint.Options{Level: level}))
 	case e.logFormat == "text":
 		e.log = slog.New(slog.NewTextHandler(e.stderr, &slog.HandlerOptions{Level: level}))
 	default:

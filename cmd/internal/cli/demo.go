@@ -30,7 +30,8 @@ import (
 )
 
 const (
-	demoRate     = 100_000 // messages a second that the demo publishes
+	demoRate     = 100_000 // most messages a second that the demo publishes
+	demoWindow   = 2       // seconds that the publisher's ring covers at least, for a busy machine to ask in
 	demoRunLimit = 10 * time.Minute
 	demoIface    = "lo"
 )
@@ -319,7 +320,7 @@ func (d *demo) publisher(group netip.AddrPort, requests mcast.Socket) (*mcast.Pu
 	}
 	return mcast.NewPublisher(mcast.PublisherConfig{
 		Sender: moldcast.SenderConfig{Session: d.session, Ring: d.ring, RingBytes: max(64<<10, 64*d.ring), PacketMessages: 4},
-		Out:    out, Requests: requests, Impair: link, Rate: demoRate, Linger: time.Minute, Log: d.log,
+		Out:    out, Requests: requests, Impair: link, Rate: min(demoRate, max(float64(d.ring)/demoWindow, 1)), Linger: time.Minute, Log: d.log,
 	})
 }
 
