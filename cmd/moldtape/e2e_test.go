@@ -190,7 +190,6 @@ func packet(first, next moldcast.Seq) []byte {
 type source struct {
 	t    *testing.T
 	ring moldcast.Seq // how many of the newest it answers for; 0: none
-	rng  *rand.Rand
 	conn *net.UDPConn
 	stop chan struct{}
 
