@@ -229,7 +229,7 @@ func (s *Server) handle(now moldcast.Instant, d, o *mcast.Datagram) (n int, why 
 	s.admit.Unlock()
 	if verdict != admit.Admitted {
 		if verdict == admit.NotAllowed && s.maySay(now, NotAllowed) {
-			s.cfg.Log.Warn("request from outside the allow-list is not answered", "from", d.Src, "session", r.Session)
+			s.cfg.Log.Warn("request from outside the allow-list is not answered", "from", d.Src, "session", r.Session, "help", "--allow names the networks that are answered")
 		}
 		return 0, reasonOf[verdict]
 	}

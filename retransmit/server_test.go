@@ -33,7 +33,7 @@ type testConn struct {
 }
 
 func newTestConn() *testConn {
-	return &testConn{in: make(chan []mcast.Datagram), out: make(chan mcast.Datagram, 1<<16), closed: make(chan struct{})}
+	return &testConn{in: make(chan []mcast.Datagram), out: make(chan mcast.Datagram, 256), closed: make(chan struct{})}
 }
 
 func (c *testConn) ReadBatch(ds []mcast.Datagram) (int, error) {

@@ -41,8 +41,6 @@ func (v *memView) blocks(first moldcast.Seq, n int) []byte {
 	return v.framed[v.offsets[i]:v.offsets[i+n]]
 }
 
-func (v *memView) message(q moldcast.Seq) []byte { return v.blocks(q, 1)[moldcast.LengthSize:] }
-
 func (v *memView) Bounds() (first, head moldcast.Seq) { return v.first, v.head }
 
 func (v *memView) Append(dst []byte, first moldcast.Seq, count, size int, cold bool) ([]byte, int, error) {
