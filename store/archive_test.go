@@ -185,6 +185,10 @@ func TestRealFiles(t *testing.T) {
 	if err := w.Close(); err != nil {
 		t.Fatal(err)
 	}
+	list, err := a.Sessions()
+	if err != nil || list[0].BytesDisk > list[0].BytesRaw {
+		t.Errorf("takes %d bytes on disk for %d: %v", list[0].BytesDisk, list[0].BytesRaw, err)
+	}
 	before := listing(t, dir)
 	a2, err := Open(dir, o)
 	if err != nil {

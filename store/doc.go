@@ -1,1 +1,117 @@
+// Package store is the archive: recorded sessions in compressed, checked,
+// crash-safe segments, written by one Writer a session and read through Views
+// and Cursors, live or long after.
+//
+// # Layout
+//
+//	ARCHIVE/
+//	  moldtape.json                    {"format":1, "node":…, "made":…}
+//	  CHANNEL/SESSION@TAKE/            the session in its printed form
+//	    session.json                   identity, first sequence, groups of the lines
+//	    000001.seg/                    a Pebble store, numbered by order of creation
+//	      seal.json                    once sealed
+//	    000002.seg/ …
+//
+// moldtape.json, session.json and seal.json are written beside their place,
+// synced and renamed. session.json says nothing that the segments do not, and
+// is written again from them when it is lost. A segment holds whatever ranges
+// were stored while it was the newest one; only that one is written, whatever
+// the sequences are: a fill from the first minute of a day goes to the segment
+// that is open when it comes. A sealed segment never changes.
+//
+// seal.json is one JSON object: identity, coverage (inclusive ranges), counts,
+// times, hole records, lines, the digest of every block (block.Header.Digest)
+// in key order, and prev, the sum of the seal before. Its first member, sum,
+// is SHA-256 in hexadecimal of all bytes of the file after it. So seals are a
+// chain of custody over all that a session holds.
+//
+// # Keys of a segment
+//
+//	'h' first u64          header of a block (package block); first is its lowest sequence
+//	'b' first u64          its body
+//	'm' id u64             a block of heartbeats and ends alone: u32 length of header, header, body
+//	't' id u64, n u32      tail record, in the same form: pieces of block id, not yet written
+//	'o' time u64, first u64   hole record (JSON); the newest for a sequence holds
+//	'x' name               facts: segment, facts, lines (JSON)
+//
+// All integers are big-endian. Headers lie apart from bodies, so that
+// listings, coverage, times and holes are read without them; bodies are
+// separated by Pebble into blob files, which it never rewrites. A block is
+// found by the runs of the headers, which are in memory for the open segment
+// and for those sealed ones that are open (64 at most).
+//
+// # How a message becomes durable
+//
+//	Append   copies into the open block, under the session's lock; readable at once
+//	worker   compresses a block that is full (BlockSize) or old (BlockAge)
+//	committer   one synced batch: blocks, and the deletion of their tail records
+//	waiter   after the sync: moves the watermarks, frees memory
+//	sealer   flushes, closes and seals what was rolled
+//
+// When Options.Sync falls due, what of the open block no record holds is
+// compressed and written as a tail record, with sync. A tail record is of use
+// until its block is written; both happen in one batch, and when a segment is
+// recovered, what of a tail record a block holds is ignored.
+//
+// A roll opens the next segment first, then cuts the open block; what came
+// before goes to the old one, which is sealed behind the pipeline. Append
+// never waits for a disk: at QueueBytes it answers ErrBusy (or waits, with
+// Options.Wait).
+//
+// # Invariants
+//
+//   - What is stored is never overwritten: Append stores only what is not held.
+//   - No two blocks hold the same sequence, but for one that replaces a damaged one.
+//   - durable moves only after a sync that succeeded, and neither it nor next
+//     passes a hole. Both move down only when a lower first sequence comes up.
+//   - Holes are the complement of coverage between first and head (the end, of
+//     an ended session): records only give reasons.
+//   - A byte that no checksum vouches for is not served: every block is checked
+//     when it is decoded, beyond what Pebble checks.
+//
+// # Crashes, one by one
+//
+//	making a segment        its directory without a store: opened as an empty one
+//	writing a batch         Pebble's log ends in a torn record: cut when it is opened; nothing of it
+//	                        was below the durable watermark
+//	between tail and block  tail records become blocks again, in one batch that deletes them
+//	during that             that batch is in the log or it is not
+//	rolling                 two unsealed segments: both are recovered, the older one sealed first
+//	sealing                 no seal.json: recovered and sealed again; seal.json.tmp is written over
+//	writing session.json    the old one, or it is made again
+//
+// # Failed writes
+//
+// A write or sync that fails, or what Pebble calls fatal, marks the segment's
+// store as dead: it is fenced off the directory, and opened anew when writing
+// is tried again (after 0.1 s, doubling to 5 s). Until that succeeds Err says
+// why, durable stands still, and what comes is taken up to QueueBytes and
+// served from memory. Blocks that were on their way are written again, under
+// the same keys.
+//
+// # Processes
+//
+// A Writer holds flock(LOCK_EX) on the session directory. Sealed segments are
+// read without any lock, through a file system that refuses every write. What
+// is not sealed is read by other processes only when nobody holds the lock: a
+// View recovers and seals it first, Sessions and Show only look.
+//
+// # Assumptions
+//
+//   - fsync makes what was written durable, or fails. After a failure the store
+//     is opened anew and everything not known to be durable is written again.
+//   - rename is atomic, and durable after the directory was synced.
+//   - flock works on the file system: it is local, or a network one with locks.
+//   - Pebble replays its log up to the first record that is torn.
+//   - Callers parsed what they store: framing is not checked by Append.
+//
+// # Limitations
+//
+//   - Nothing protects against a disk that loses what it confirmed, but the
+//     next Verify says so.
+//   - A segment whose store cannot be opened at all is named and left as it is;
+//     what it held is then missing, unless its seal says what it covers.
+//   - Blocks are written twice: to Pebble's log, and when that is flushed.
+//   - The order of blocks within a segment is that of their first sequences,
+//     which overlap where fills came late.
 package store

@@ -6,6 +6,8 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -240,7 +242,7 @@ func (g *segment) finish(a *Archive, prev string) (*seal, error) {
 		Messages: x.messages, Packets: x.packets, Marks: x.markCount, MarkMin: x.markMin, MarkMax: x.markMax,
 		Ended: x.ended, End: x.end, BytesRaw: x.bytesRaw, BytesStored: x.bytesStored,
 		FirstTime: x.minTime, LastTime: x.maxTime, Blocks: len(digests),
-		Coverage: [][2]moldcast.Seq{}, BlockHashes: make([]string, len(digests)),
+		Coverage: [][2]moldcast.Seq{}, Holes: []holeRecord{}, Lines: []lineCount{}, BlockHashes: make([]string, len(digests)),
 	}
 	for _, r := range x.coverage() {
 		s.Coverage = append(s.Coverage, [2]moldcast.Seq{r.First, r.Next - 1})
@@ -248,12 +250,15 @@ func (g *segment) finish(a *Archive, prev string) (*seal, error) {
 	for i, d := range digests {
 		s.BlockHashes[i] = hex.EncodeToString(d[:])
 	}
-	if s.Holes, err = readHoles(db); err != nil {
+	holes, err := readHoles(db)
+	if err != nil {
 		return wrap(err)
 	}
-	if s.Lines, err = readLines(db); err != nil {
+	lines, err := readLines(db)
+	if err != nil {
 		return wrap(err)
 	}
+	s.Holes, s.Lines = append(s.Holes, holes...), append(s.Lines, lines...)
 	if s.facts, err = readFacts(db); err != nil {
 		return wrap(err)
 	}
@@ -269,6 +274,7 @@ func (g *segment) finish(a *Archive, prev string) (*seal, error) {
 	if err != nil {
 		return wrap(err)
 	}
+	dropLogs(a, g)
 	s.Sealed = a.o.Clock().UTC()
 	s.BytesDisk = dirBytes(a.o.FS, g.dir)
 	b, err := s.encode()
@@ -279,6 +285,32 @@ func (g *segment) finish(a *Archive, prev string) (*seal, error) {
 		return wrap(err)
 	}
 	return s, nil
+}
+
+// dropLogs removes the logs that Pebble keeps to use again: everything in them
+// was flushed. The newest stays, which the store names as its current one.
+func dropLogs(a *Archive, g *segment) {
+	names, err := a.o.FS.List(g.dir)
+	if err != nil {
+		return
+	}
+	var logs []string
+	for _, name := range names {
+		if strings.HasSuffix(name, ".log") {
+			logs = append(logs, name)
+		}
+	}
+	slices.SortFunc(logs, func(x, y string) int { // by number: their names are padded to six digits at least
+		if len(x) != len(y) {
+			return len(x) - len(y)
+		}
+		return strings.Compare(x, y)
+	})
+	for i := range len(logs) - 1 {
+		if err := a.o.FS.Remove(a.o.FS.PathJoin(g.dir, logs[i])); err != nil {
+			a.o.Log.Warn("an old log is left in a sealed segment", "segment", g.name, "log", logs[i], "err", err)
+		}
+	}
 }
 
 // read gives fn the stored header and body of the block whose key is first;
