@@ -72,10 +72,10 @@ type outlet struct {
 	sender Sender
 	space  *Space
 	silent moldcast.Instant // since when
-	reach  moldcast.Seq     // one past what was sent or skipped
 	jumped bool             // a seek came since the last packet
 	ended  bool
 	endAt  moldcast.Instant // of the first End of Session
+	endSeq moldcast.Seq     // that it carries
 }
 
 func newConductor(p *Player, s *pace.Schedule) *conductor {
@@ -91,7 +91,7 @@ func (c *conductor) begin(now moldcast.Instant) {
 	for i := range c.streams {
 		// Silent for long: a session opens with a heartbeat, so that who hears it
 		// knows where it begins even if the first packet is lost.
-		c.streams[i] = outlet{sender: c.cfg.Streams[i].Sender, space: spaces[i], silent: now - moldcast.Instant(c.cfg.Heartbeat), reach: spaces[i].first}
+		c.streams[i] = outlet{sender: c.cfg.Streams[i].Sender, space: spaces[i], silent: now - moldcast.Instant(c.cfg.Heartbeat)}
 	}
 	c.p.status.loop.Store(uint64(c.loop))
 	c.p.status.ended.Store(false)
@@ -316,7 +316,6 @@ func (c *conductor) hole(it *item) error {
 		c.logHole(c.waitedHoles, "hole: waiting until it is filled", o, r, it.reason)
 	default:
 		c.rep.Holes++
-		o.reach = max(o.reach, it.next)
 		c.logHole(c.rep.Holes, "hole skipped", o, r, it.reason)
 	}
 	return nil
@@ -425,7 +424,6 @@ func (c *conductor) account(o *outlet, items []item, dues []moldcast.Instant, be
 		o.jumped = false
 	}
 	c.rep.Packets += uint64(n)
-	o.reach = max(o.reach, items[n-1].next)
 	o.silent = after
 	if !c.any {
 		c.any, c.firstTime = true, items[0].time
@@ -440,7 +438,7 @@ func (c *conductor) account(o *outlet, items []item, dues []moldcast.Instant, be
 // end sends the first End of Session of a stream.
 func (c *conductor) end(ctx context.Context, it *item, now moldcast.Instant) error {
 	o := &c.streams[it.stream]
-	o.reach = max(o.reach, it.first)
+	o.endSeq = it.first
 	var t trouble
 	for {
 		err := c.sendMark(o, moldcast.EndCount)
@@ -462,7 +460,7 @@ func (c *conductor) end(ctx context.Context, it *item, now moldcast.Instant) err
 func (c *conductor) sendMark(o *outlet, count uint16) error {
 	seq := o.space.Published()
 	if count == moldcast.EndCount {
-		seq = o.reach
+		seq = o.endSeq
 	}
 	c.mark = moldcast.AppendHeader(c.mark[:0], o.space.session, seq, count)
 	if m, ok := o.sender.(marker); ok {

@@ -757,6 +757,34 @@ func TestSendTroubleIsBounded(t *testing.T) {
 	})
 }
 
+// Each packet is held to its own due time, also in a batch that went in two
+// parts.
+func TestLatenessOfABatchInParts(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		w := newWire(t)
+		w.fails = func(call int) (int, error) {
+			switch call { // 0 is the opening heartbeat
+			case 1:
+				<-time.After(10 * time.Millisecond)
+			case 2:
+				return 5, errBroken
+			}
+			return 99, nil
+		}
+		var at []int64
+		for i := range int64(11) {
+			at = append(at, i*ms)
+		}
+		rep := play(t, Config{Streams: []Stream{train(at...).stream(w)}})
+		equal(t, "batches", w.sizes[:4], []int{1, 1, 5, 5})
+		// The first is 10 ms late, five are 9 to 5 ms, and after 1 ms of waiting
+		// five are 5 to 1 ms.
+		if p := rep.PacingError; p.P50 < 0.0049 || p.P50 > 0.0053 || p.Max != 0.01 {
+			t.Errorf("pacing error %+v", p)
+		}
+	})
+}
+
 func TestPublished(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		w := newWire(t)
@@ -909,6 +937,68 @@ func TestImpaired(t *testing.T) {
 		t.Errorf("%d packets came through, report %+v", n, rep)
 	}
 	equal(t, "the same seed", a.firsts(), b.firsts())
+}
+
+// wish is a Link that does to the n-th packet what it is told.
+type wish struct {
+	n    int
+	plan map[int]int // copies of a packet; 1 where it says nothing
+	held [][]byte
+}
+
+func (l *wish) Apply(pkt []byte, emit func([]byte)) {
+	copies, ok := l.plan[l.n]
+	l.n++
+	switch {
+	case !ok:
+		copies = 1
+	case copies < 0:
+		l.held = append(l.held, bytes.Clone(pkt))
+	}
+	for range copies {
+		emit(pkt)
+	}
+}
+
+func (l *wish) Flush(emit func([]byte)) {
+	for _, b := range l.held {
+		emit(b)
+	}
+	l.held = nil
+}
+
+// A packet goes through the link once, however often its sending fails, and
+// counts as sent when all that came of it went.
+func TestImpairedRetries(t *testing.T) {
+	for broken := range 12 { // calls that fail, at each place in turn
+		w := newWire(t)
+		calls := 0
+		w.fails = func(int) (int, error) {
+			if calls++; calls-1 == broken || calls-1 == broken+1 {
+				return calls % 2, errBroken
+			}
+			return 99, nil
+		}
+		s := NewImpaired(w, &wish{plan: map[int]int{1: 3, 2: 0, 3: -1, 5: 2}})
+		batch := make([][]byte, 7)
+		for i := range batch {
+			batch[i] = moldcast.AppendMessage(moldcast.AppendHeader(nil, sessionA, moldcast.Seq(i+1), 1), []byte("x"))
+		}
+		total := 0
+		for len(batch) > 0 {
+			n, err := s.Send(batch)
+			if n < len(batch) && err == nil {
+				t.Fatal("a short send without an error")
+			}
+			batch, total = batch[n:], total+n
+		}
+		for s.Mark(moldcast.AppendHeader(nil, sessionA, 8, 0)) != nil {
+		}
+		equal(t, "data", w.firsts(), []moldcast.Seq{1, 2, 2, 2, 5, 6, 6, 7, 4})
+		if h := w.of(moldcast.Heartbeat); len(h) != 1 || total != 7 || w.out[len(w.out)-1].pkt.Kind != moldcast.Heartbeat {
+			t.Errorf("broken at %d: %d counted, heartbeats %v", broken, total, h)
+		}
+	}
 }
 
 func TestConfig(t *testing.T) {
