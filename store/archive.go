@@ -342,7 +342,7 @@ func (a *Archive) View(r Ref) (*View, error) {
 	}
 	open, damaged := s.unread()
 	if len(open) > 0 {
-		if err := s.settle(open); err != nil {
+		if err := s.settle(); err != nil {
 			return nil, err
 		}
 	}
@@ -371,7 +371,7 @@ func (s *session) makeshift() bool {
 
 // settle recovers and seals what a writer that is gone left unsealed, or
 // reads it as it is where nothing can be written.
-func (s *session) settle(open []*segment) error {
+func (s *session) settle() error {
 	lock, err := s.lock(true)
 	switch {
 	case errors.Is(err, ErrLocked):
@@ -384,7 +384,7 @@ func (s *session) settle(open []*segment) error {
 	if err := s.refresh(); err != nil { // it may have been sealed meanwhile
 		return fmt.Errorf("%v: %w", s.ref, err)
 	}
-	open, _ = s.unread()
+	open, _ := s.unread()
 	for _, g := range open {
 		err := s.recover(g, func() {})
 		if err == nil {

@@ -61,15 +61,26 @@ type committer struct {
 	opened  chan opened
 	retryAt time.Time // of the next try to open a segment for a roll
 
-	stored   map[*segment]int64 // bytes of blocks handed to it
+	stored   map[*segment]int64       // bytes of blocks handed to it
+	lines    map[*segment][]lineCount // of those blocks and all before
 	failWait time.Duration
 	failAt   time.Time // of the next try after a failure
 	tries    int       // while closing
 
-	enc   *block.Encoder // of tail records
-	tail  *block.Builder
-	buf   []byte
-	frame []byte
+	enc    *block.Encoder // of tail records
+	tail   *block.Builder
+	pieces []moldcast.Piece
+	buf    []byte
+	frame  []byte
+}
+
+// account takes what g holds for what was handed to it. REQUIRES: nothing is
+// on its way to g.
+func (c *committer) account(g *segment) {
+	c.w.s.mu.Lock()
+	defer c.w.s.mu.Unlock()
+	c.stored[g] = int64(g.idx.Load().bytesStored)
+	c.lines[g] = slices.Clone(g.lines)
 }
 
 type opened struct {
@@ -81,8 +92,9 @@ func (c *committer) init(w *Writer) (err error) {
 	c.w = w
 	c.opened = make(chan opened, 1)
 	c.stored = map[*segment]int64{}
+	c.lines = map[*segment][]lineCount{}
 	if c.cur != nil {
-		c.stored[c.cur] = int64(c.cur.idx.Load().bytesStored)
+		c.account(c.cur)
 	}
 	c.tail = block.NewBuilder(w.s.ref.Session)
 	c.enc, err = block.NewEncoder(block.EncoderOptions{BlockSize: min(w.a.o.BlockSize, 256<<10), Level: block.Fastest})
@@ -289,6 +301,7 @@ func (c *committer) heal() (giveUp bool) {
 		if err = g.open(w.a, w.signal); err != nil {
 			break
 		}
+		c.account(g)
 	}
 	if err == nil && c.cur == nil {
 		err = c.begin()
@@ -401,11 +414,10 @@ func (c *committer) blocks() bool {
 	if len(take) == 0 {
 		return false
 	}
-	lines := slices.Clone(g.lines)
 	it := item{seg: g, log: g.log, batch: g.db.NewBatchWithSize(size + 4096), blocks: take}
 	for _, m := range take {
 		it.err = putBlock(it.batch, m)
-		lines = addLines(lines, m.lines)
+		c.lines[g] = addLines(c.lines[g], m.lines)
 		c.stored[g] += int64(len(m.body))
 		if it.err == nil && m.tails > 0 {
 			// In the same batch, so that a reader of what is left after a
@@ -417,11 +429,8 @@ func (c *committer) blocks() bool {
 		}
 	}
 	if it.err == nil {
-		it.err = putJSON(it.batch, metaLines, lines)
+		it.err = putJSON(it.batch, metaLines, c.lines[g])
 	}
-	s.mu.Lock()
-	g.lines = lines
-	s.mu.Unlock()
 	c.submit(it)
 	return true
 }
@@ -474,13 +483,15 @@ func (c *committer) sync() {
 		w.signal()
 		return
 	}
-	it := item{tail: true, of: m, ops: w.ops, records: w.records, marked: len(m.b.Marks())}
+	marks := m.b.Marks()
+	it := item{tail: true, of: m, ops: w.ops, records: w.records, marked: len(marks)}
+	marks = marks[min(m.marked, it.marked):]
 	w.records, w.since = nil, time.Time{}
 	if len(w.marksIn) > 0 { // they came after takeMarks
 		it.ops -= uint64(len(w.marksIn))
 		w.since = time.Now()
 	}
-	c.tail.Reset(s.ref.Session)
+	c.pieces = c.pieces[:0]
 	for _, r := range m.unsynced.Ranges() {
 		it.ranges = append(it.ranges, r)
 		m.b.PiecesFrom(r.First, func(p moldcast.Piece) bool {
@@ -490,21 +501,18 @@ func (c *committer) sync() {
 			if over := p.Range().Next; over > r.Next {
 				p.Msgs, _ = p.Msgs.Split(int(r.Next - p.First))
 			}
-			return c.tail.Append(p) == nil
+			c.pieces = append(c.pieces, p)
+			return true
 		})
 	}
 	m.unsynced.Clear()
-	for _, k := range m.b.Marks()[min(m.marked, it.marked):] {
-		if c.tail.Mark(k) != nil {
-			break
-		}
-	}
 	it.facts = w.dirty && g != nil
 	f := s.facts
 	if it.facts {
 		w.dirty = false
 	}
-	if g == nil || c.tail.Empty() && len(it.records) == 0 && !it.facts {
+	content := len(c.pieces)+len(marks) > 0
+	if g == nil || !content && len(it.records) == 0 && !it.facts {
 		w.tailOps = max(w.tailOps, it.ops)
 		w.done.Broadcast()
 		s.mu.Unlock()
@@ -513,14 +521,21 @@ func (c *committer) sync() {
 	w.inflight++
 	w.tailing = true
 	n := m.tails
-	if !c.tail.Empty() {
+	if content {
 		m.tails++
 	}
+	m.pins++ // the pieces alias its memory
 	s.mu.Unlock()
 
 	it.seg, it.log = g, g.log
 	it.batch = g.db.NewBatch()
-	if !c.tail.Empty() {
+	if content {
+		it.err = c.gather(marks)
+	}
+	s.mu.Lock()
+	m.pins--
+	s.mu.Unlock()
+	if content && it.err == nil {
 		var header, body []byte
 		header, body, it.err = c.enc.Encode(c.buf[:0], c.tail, block.EncodeOptions{})
 		if it.err == nil {
@@ -538,6 +553,23 @@ func (c *committer) sync() {
 		it.err = putJSON(it.batch, metaFacts, f)
 	}
 	c.submit(it)
+}
+
+// gather copies the pieces and marks of a tail record together.
+func (c *committer) gather(marks []moldcast.Mark) error {
+	c.tail.Reset(c.w.s.ref.Session)
+	for _, p := range c.pieces {
+		if err := c.tail.Append(p); err != nil {
+			return err
+		}
+	}
+	for _, k := range marks {
+		if err := c.tail.Mark(k); err != nil {
+			return err
+		}
+	}
+	clear(c.pieces)
+	return nil
 }
 
 // roll begins the next segment when the open one is full or old: first it is
@@ -578,6 +610,7 @@ func (c *committer) roll() {
 		}
 		w.pipe <- item{sealed: c.cur}
 		delete(c.stored, c.cur)
+		delete(c.lines, c.cur)
 		c.cur, c.next, c.rollAt = c.next, nil, 0
 		w.signal()
 	}
@@ -707,6 +740,7 @@ func (w *Writer) confirm(it item) {
 	for _, m := range it.blocks {
 		m.state = blockDurable
 		x.add(&m.parsed, m.id)
+		it.seg.lines = addLines(it.seg.lines, m.lines)
 		for _, r := range m.parsed.Runs {
 			s.addRun(r, it.seg)
 			s.synced.Add(r)

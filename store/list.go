@@ -64,7 +64,7 @@ func (a *Archive) describe(r Ref, full bool) (Detail, error) {
 	}
 	s.readUnsealed(damaged)
 	defer func() {
-		for _, g := range append(open, damaged...) {
+		for _, g := range s.segs { // they are of this look only
 			a.table.forget(g)
 		}
 	}()

@@ -3,6 +3,7 @@ package store
 import (
 	"fmt"
 	"log/slog"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -59,6 +60,7 @@ type pebbleLog struct {
 	log   *slog.Logger
 	dead  atomic.Bool
 	onErr func(error)
+	say   bool // how far a log could be read
 
 	mu   sync.Mutex
 	err  error
@@ -66,6 +68,11 @@ type pebbleLog struct {
 }
 
 func (l *pebbleLog) Infof(format string, args ...any) {
+	if l.say && strings.Contains(format, "stopped reading at offset") {
+		// Behind that lies nothing, or a record that was torn.
+		l.log.Info("log read after an unclean end: " + fmt.Sprintf(format, args...))
+		return
+	}
 	l.log.Debug(fmt.Sprintf(format, args...))
 }
 

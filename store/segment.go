@@ -52,7 +52,7 @@ func newSegment(num int, dir string, id identity) *segment {
 // index is loaded; wake is called, from anywhere, when its store fails.
 func (g *segment) open(a *Archive, wake func()) error {
 	fence := newFenceFS(a.o.FS)
-	log := &pebbleLog{log: a.o.Log.With("segment", g.name), onErr: func(error) { wake() }}
+	log := &pebbleLog{log: a.o.Log.With("segment", g.name), onErr: func(error) { wake() }, say: true}
 	if err := makeDir(a.o.FS, g.dir); err != nil {
 		return fmt.Errorf("%s: %w", g.name, err)
 	}

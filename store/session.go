@@ -572,7 +572,7 @@ func eachMissing(set *gap.Set, p moldcast.Piece, fn func(moldcast.Piece) bool) {
 // writes holds it for an instant, so it is tried for a while.
 func (s *session) lock(exclusive bool) (io.Closer, error) {
 	var err error
-	for try := 0; try < 20; try++ {
+	for try := 0; try < 100; try++ {
 		var c io.Closer
 		if c, err = s.a.locker.lock(s.dir, exclusive); err == nil {
 			return c, nil
@@ -583,7 +583,7 @@ func (s *session) lock(exclusive bool) (io.Closer, error) {
 		if !exclusive {
 			break
 		}
-		time.Sleep(5 * time.Millisecond)
+		time.Sleep(10 * time.Millisecond)
 	}
 	return nil, fmt.Errorf("%w: %v (%s): stop that one first, or read only", ErrLocked, s.ref, s.dir)
 }

@@ -166,7 +166,7 @@ func (v *verification) list(r Ref) (*checked, error) {
 		if !ok {
 			continue
 		}
-		g := newSegment(n, a.o.FS.PathJoin(c.s.dir, name), identity{r.Channel, r.Session, r.Take})
+		g := newSegment(n, a.o.FS.PathJoin(c.s.dir, name), identity(r))
 		s := &checkedSegment{g: g}
 		b, err := readFile(a.o.FS, a.o.FS.PathJoin(g.dir, sealFile))
 		if s.sealed = !isNotExist(err); s.sealed {

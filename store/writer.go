@@ -107,6 +107,7 @@ func (a *Archive) Writer(channel string, sess moldcast.Session, take int) (*Writ
 	}
 	w.work.L, w.done.L = &s.mu, &s.mu
 	if err := w.recoverSegments(); err != nil {
+		w.committer.abandon()
 		lock.Close()
 		a.forget(s)
 		return nil, err
