@@ -76,6 +76,7 @@ type Reader struct {
 	s      source
 	f      framer
 	o      Options
+	dec    decoder
 	frag   defrag
 	err    error
 	stats  Stats
@@ -94,6 +95,7 @@ func NewReader(r io.Reader, o Options) (*Reader, error) {
 		return nil, err
 	}
 	x := &Reader{s: source{br: bufio.NewReaderSize(in, bufferSize), compressed: compressed}, o: o, close: closer}
+	x.dec.init()
 	if err := x.open(); err != nil {
 		closer()
 		return nil, err

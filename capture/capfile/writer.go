@@ -159,7 +159,7 @@ func appendFrame(b []byte, dst netip.AddrPort, payload []byte) []byte {
 			b = append(b, 0x02, 0x00, d[0], d[1], d[2], d[3])
 		}
 		b = append(b, 0x02, 0x00, 0x00, 0x00, 0x00, 0x00) // locally administered
-		b = be.AppendUint16(b, etherIPv4)
+		b = be.AppendUint16(b, 0x0800)
 		ip := len(b)
 		b = append(b, 0x45, 0)
 		b = be.AppendUint16(b, uint16(ipv4Size+n))
@@ -176,7 +176,7 @@ func appendFrame(b []byte, dst netip.AddrPort, payload []byte) []byte {
 			b = append(b, 0x02, 0x00, d[12], d[13], d[14], d[15])
 		}
 		b = append(b, 0x02, 0x00, 0x00, 0x00, 0x00, 0x00)
-		b = be.AppendUint16(b, etherIPv6)
+		b = be.AppendUint16(b, 0x86dd)
 		b = append(b, 0x60, 0, 0, 0)
 		b = be.AppendUint16(b, uint16(n))
 		b = append(b, protoUDP, 1)
