@@ -9,6 +9,10 @@ import (
 	"math"
 	"net/netip"
 
+	"github.com/google/gopacket"
+	"github.com/google/gopacket/layers"
+	"github.com/google/gopacket/pcapgo"
+
 	"github.com/moldtape/moldtape/moldcast"
 )
 
@@ -37,63 +41,35 @@ const (
 
 // Writer writes UDP datagrams as Ethernet frames: from 0.0.0.0 (::) and the
 // destination's own port, TTL 1, not fragmented, checksums valid, to the MAC
-// address of the multicast group (RFC 1112 section 6.4, RFC 2464 section 7). A
-// datagram above the MTU goes as one large frame. It buffers: Flush at the end.
+// address of the multicast group (RFC 1112 section 6.4, RFC 2464 section 7),
+// padded to the 60 bytes that Ethernet needs. A datagram above the MTU goes as
+// one large frame. It buffers: Flush at the end.
 type Writer struct {
 	w      *bufio.Writer
 	format Format
-	buf    []byte
+	file   interface {
+		WritePacket(gopacket.CaptureInfo, []byte) error
+	}
+	enc *encoder
 }
 
 // NewWriter writes the file header to w.
 func NewWriter(w io.Writer, f Format) (*Writer, error) {
-	x := &Writer{w: bufio.NewWriterSize(w, 1<<16), format: f}
-	le := binary.LittleEndian
-	var b []byte
+	x := &Writer{w: bufio.NewWriterSize(w, 1<<16), format: f, enc: newEncoder()}
 	switch f {
 	case Pcap:
-		b = le.AppendUint32(b, magicNano)
-		b = le.AppendUint16(b, 2)
-		b = le.AppendUint16(b, 4)
-		b = le.AppendUint64(b, 0) // zone, accuracy
-		b = le.AppendUint32(b, MaxFrame)
-		b = le.AppendUint32(b, linkEthernet)
+		file := pcapgo.NewWriterNanos(x.w)
+		x.file = file
+		return x, file.WriteFileHeader(MaxFrame, layers.LinkTypeEthernet)
 	case Pcapng:
-		section := le.AppendUint32(nil, ngByteOrder)
-		section = le.AppendUint16(section, 1)
-		section = le.AppendUint16(section, 0)
-		section = le.AppendUint64(section, math.MaxUint64) // length not said
-		section = appendOption(section, 4, []byte("moldtape"))
-		section = appendOption(section, 0, nil)
-		b = appendBlock(b, ngSection, section)
-		iface := le.AppendUint32(nil, linkEthernet)
-		iface = le.AppendUint32(iface, MaxFrame)
-		iface = appendOption(iface, ngOptResol, []byte{9})
-		iface = appendOption(iface, 0, nil)
-		b = appendBlock(b, ngInterface, iface)
-	default:
-		return nil, fmt.Errorf("capture file format %d", f)
+		// It takes x.w for its own buffer, as that is large enough.
+		file, err := pcapgo.NewNgWriterInterface(x.w,
+			pcapgo.NgInterface{LinkType: layers.LinkTypeEthernet, SnapLength: MaxFrame},
+			pcapgo.NgWriterOptions{SectionInfo: pcapgo.NgSectionInfo{Application: "moldtape"}})
+		x.file = file
+		return x, err
 	}
-	_, err := x.w.Write(b)
-	return x, err
-}
-
-func appendOption(b []byte, code uint16, v []byte) []byte {
-	b = binary.LittleEndian.AppendUint16(b, code)
-	b = binary.LittleEndian.AppendUint16(b, uint16(len(v)))
-	b = append(b, v...)
-	for len(b)%4 != 0 {
-		b = append(b, 0)
-	}
-	return b
-}
-
-func appendBlock(b []byte, typ uint32, body []byte) []byte {
-	total := uint32(len(body) + 12)
-	b = binary.LittleEndian.AppendUint32(b, typ)
-	b = binary.LittleEndian.AppendUint32(b, total)
-	b = append(b, body...)
-	return binary.LittleEndian.AppendUint32(b, total)
+	return nil, fmt.Errorf("capture file format %d", f)
 }
 
 // Write writes one datagram to dst. Errors: ErrTooLong, ErrPcapTime, or what
@@ -109,90 +85,87 @@ func (w *Writer) Write(stamp moldcast.Stamp, dst netip.AddrPort, payload []byte)
 	if stamp < 0 || w.format == Pcap && int64(stamp)/1e9 > math.MaxUint32 {
 		return fmt.Errorf("%w: %v", ErrPcapTime, stamp.Time())
 	}
-	le := binary.LittleEndian
-	n := etherSize + ipv4Size + udpSize + len(payload)
-	if dst.Addr().Is6() {
-		n += ipv6Size - ipv4Size
+	frame, err := w.enc.frame(dst, payload)
+	if err != nil {
+		return err
 	}
-	b := w.buf[:0]
-	if w.format == Pcap {
-		b = le.AppendUint32(b, uint32(int64(stamp)/1e9))
-		b = le.AppendUint32(b, uint32(int64(stamp)%1e9))
-		b = le.AppendUint32(b, uint32(n))
-		b = le.AppendUint32(b, uint32(n))
-		b = appendFrame(b, dst, payload)
-	} else {
-		total := uint32((n+3)&^3 + 32)
-		b = le.AppendUint32(b, ngPacket)
-		b = le.AppendUint32(b, total)
-		b = le.AppendUint32(b, 0)
-		b = le.AppendUint32(b, uint32(uint64(stamp)>>32))
-		b = le.AppendUint32(b, uint32(stamp))
-		b = le.AppendUint32(b, uint32(n))
-		b = le.AppendUint32(b, uint32(n))
-		b = appendFrame(b, dst, payload)
-		for len(b)%4 != 0 {
-			b = append(b, 0)
+	err = w.file.WritePacket(gopacket.CaptureInfo{Timestamp: stamp.Time(), CaptureLength: len(frame), Length: len(frame)}, frame)
+	if err != nil {
+		if e := w.w.Flush(); e != nil {
+			return e // pcapgo keeps only the text of what the system said
 		}
-		b = le.AppendUint32(b, total)
 	}
-	w.buf = b
-	_, err := w.w.Write(b)
 	return err
 }
 
 // Flush writes what is buffered.
 func (w *Writer) Flush() error { return w.w.Flush() }
 
-// appendFrame appends an Ethernet frame with one UDP datagram to dst.
-func appendFrame(b []byte, dst netip.AddrPort, payload []byte) []byte {
-	be := binary.BigEndian
+// encoder makes Ethernet frames in layers and a buffer of its own, which each
+// frame overwrites.
+type encoder struct {
+	buf     gopacket.SerializeBuffer
+	mac     [6]byte
+	dst     [16]byte
+	ether   layers.Ethernet
+	ip4     layers.IPv4
+	ip6     layers.IPv6
+	udp     layers.UDP
+	payload gopacket.Payload
+	over4   []gopacket.SerializableLayer
+	over6   []gopacket.SerializableLayer
+	src4    [4]byte
+	src6    [16]byte
+	ownMAC  [6]byte
+}
+
+func newEncoder() *encoder {
+	e := &encoder{buf: gopacket.NewSerializeBuffer(), ownMAC: [6]byte{0x02}} // locally administered
+	e.ether = layers.Ethernet{SrcMAC: e.ownMAC[:], DstMAC: e.mac[:]}
+	e.ip4 = layers.IPv4{Version: 4, Flags: layers.IPv4DontFragment, TTL: 1, Protocol: layers.IPProtocolUDP, SrcIP: e.src4[:], DstIP: e.dst[:4]}
+	e.ip6 = layers.IPv6{Version: 6, HopLimit: 1, NextHeader: layers.IPProtocolUDP, SrcIP: e.src6[:], DstIP: e.dst[:]}
+	e.over4 = []gopacket.SerializableLayer{&e.ether, &e.ip4, &e.udp, &e.payload}
+	e.over6 = []gopacket.SerializableLayer{&e.ether, &e.ip6, &e.udp, &e.payload}
+	return e
+}
+
+// frame is an Ethernet frame with one UDP datagram to dst, valid until the next.
+func (e *encoder) frame(dst netip.AddrPort, payload []byte) ([]byte, error) {
 	a := dst.Addr().Unmap()
-	n := udpSize + len(payload)
-	var src netip.Addr
+	udp := etherSize
+	var ls []gopacket.SerializableLayer
 	if a.Is4() {
 		d := a.As4()
-		src = netip.IPv4Unspecified()
+		copy(e.dst[:], d[:])
+		e.mac = [6]byte{0x02, 0x00, d[0], d[1], d[2], d[3]}
 		if a.IsMulticast() {
-			b = append(b, 0x01, 0x00, 0x5e, d[1]&0x7f, d[2], d[3])
-		} else {
-			b = append(b, 0x02, 0x00, d[0], d[1], d[2], d[3])
+			e.mac = [6]byte{0x01, 0x00, 0x5e, d[1] & 0x7f, d[2], d[3]}
 		}
-		b = append(b, 0x02, 0x00, 0x00, 0x00, 0x00, 0x00) // locally administered
-		b = be.AppendUint16(b, 0x0800)
-		ip := len(b)
-		b = append(b, 0x45, 0)
-		b = be.AppendUint16(b, uint16(ipv4Size+n))
-		b = append(b, 0, 0, 0x40, 0, 1, protoUDP, 0, 0) // not to be fragmented, TTL 1
-		b = append(b, 0, 0, 0, 0)
-		b = append(b, d[:]...)
-		be.PutUint16(b[ip+10:], ^fold(sum(b[ip:], 0)))
+		e.ether.EthernetType = layers.EthernetTypeIPv4
+		e.udp.SetNetworkLayerForChecksum(&e.ip4)
+		ls = e.over4
+		udp += ipv4Size
 	} else {
-		d := a.As16()
-		src = netip.IPv6Unspecified()
+		e.dst = a.As16()
+		d := e.dst[12:]
+		e.mac = [6]byte{0x02, 0x00, d[0], d[1], d[2], d[3]}
 		if a.IsMulticast() {
-			b = append(b, 0x33, 0x33, d[12], d[13], d[14], d[15])
-		} else {
-			b = append(b, 0x02, 0x00, d[12], d[13], d[14], d[15])
+			e.mac[0], e.mac[1] = 0x33, 0x33
 		}
-		b = append(b, 0x02, 0x00, 0x00, 0x00, 0x00, 0x00)
-		b = be.AppendUint16(b, 0x86dd)
-		b = append(b, 0x60, 0, 0, 0)
-		b = be.AppendUint16(b, uint16(n))
-		b = append(b, protoUDP, 1)
-		b = append(b, make([]byte, 16)...)
-		b = append(b, d[:]...)
+		e.ether.EthernetType = layers.EthernetTypeIPv6
+		e.udp.SetNetworkLayerForChecksum(&e.ip6)
+		ls = e.over6
+		udp += ipv6Size
 	}
-	udp := len(b)
-	b = be.AppendUint16(b, dst.Port())
-	b = be.AppendUint16(b, dst.Port())
-	b = be.AppendUint16(b, uint16(n))
-	b = be.AppendUint16(b, 0)
-	b = append(b, payload...)
-	sum16 := ^fold(sum(b[udp:], pseudo(src, a, n)))
-	if sum16 == 0 {
-		sum16 = 0xffff // 0 would say that there is none
+	e.udp.SrcPort, e.udp.DstPort = layers.UDPPort(dst.Port()), layers.UDPPort(dst.Port())
+	e.payload = payload
+	err := gopacket.SerializeLayers(e.buf, gopacket.SerializeOptions{FixLengths: true, ComputeChecksums: true}, ls...)
+	if err != nil {
+		return nil, err
 	}
-	be.PutUint16(b[udp+6:], sum16)
-	return b
+	b := e.buf.Bytes()
+	if e.udp.Checksum == 0 { // layers.UDP leaves it, which would say that there is none
+		binary.BigEndian.PutUint16(b[udp+6:], 0xffff)
+	}
+	return b, nil
 }
