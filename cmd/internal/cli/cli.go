@@ -14,6 +14,7 @@ import (
 	"strings"
 	"sync/atomic"
 	"syscall"
+	"time"
 
 	"github.com/lmittmann/tint"
 	"github.com/spf13/cobra"
@@ -93,6 +94,10 @@ func Main(args []string, stdin io.Reader, stdout, stderr io.Writer) int {
 	return x.code
 }
 
+// sameSignal is how soon after the first a signal is still the same one:
+// timeout(1), and a shell that signals a group, deliver one twice.
+const sameSignal = 100 * time.Millisecond
+
 // interruptible is a context that the first SIGINT or SIGTERM cancels; the
 // second ends the process at once.
 func interruptible(stderr io.Writer) (context.Context, func()) {
@@ -108,11 +113,17 @@ func interruptible(stderr io.Writer) (context.Context, func()) {
 			return
 		}
 		cancel()
-		select {
-		case <-sig:
-			fmt.Fprintln(stderr, "moldtape: second signal: stopped at once")
-			os.Exit(exitInterrupted)
-		case <-done:
+		first := time.Now()
+		for {
+			select {
+			case <-sig:
+			case <-done:
+				return
+			}
+			if time.Since(first) > sameSignal {
+				fmt.Fprintln(stderr, "moldtape: second signal: stopped at once")
+				os.Exit(exitInterrupted)
+			}
 		}
 	}()
 	return ctx, func() {

@@ -10,7 +10,6 @@ import (
 	"net"
 	"net/netip"
 	"os"
-	"runtime"
 	"sync"
 	"text/tabwriter"
 	"time"
@@ -127,9 +126,7 @@ func runDemo(ctx context.Context, e *env, f *demoFlags) error {
 		defer os.RemoveAll(tmp)
 		d.dir = tmp + "/archive"
 	}
-	// Receive threads block in system calls and hold a processor for a moment
-	// each time.
-	runtime.GOMAXPROCS(max(runtime.GOMAXPROCS(0), 4))
+	raiseProcs(4) // line, answers and requests
 	ctx, cancel := context.WithTimeout(ctx, demoRunLimit)
 	defer cancel()
 	err := d.run(ctx)
@@ -433,7 +430,7 @@ func (d *demo) replay(ctx context.Context, archive *store.Archive, ref store.Ref
 	defer out.Close()
 	player, err := replay.New(replay.Config{
 		Streams: []replay.Stream{{
-			Session: d.session, Sender: demoOut{out}, Range: moldcast.Range{First: first, Next: head},
+			Session: d.session, Sender: &exactSender{conn: out}, Range: moldcast.Range{First: first, Next: head},
 			Open: func(from moldcast.Seq) (replay.Source, error) { return view.Cursor(from), nil },
 		}},
 		Pace: how, Heartbeat: 100 * time.Millisecond, Linger: time.Minute, Log: d.log,
@@ -491,7 +488,7 @@ func (d *demo) print() {
 	}
 	row("published", "%s messages; the link lost %s packets, repeated %s and delayed %s", n(r.Published), n(r.LinkLost), n(r.linkDuplicated), n(r.linkReordered))
 	row("captured", "%s messages stored in %.1f s, %s of them asked for again; %d holes", n(r.Stored), r.capture.Seconds(), n(r.Recovered), r.holes)
-	row("archive", "%.1f bytes a message on disk, of %.1f", r.BytesPerMessage, r.raw)
+	row("archive", "%.1f bytes a message on disk, of %.1f framed", r.BytesPerMessage, r.raw)
 	row("requests", "%s random requests for what the publisher had forgotten, answered right in %.1f s", n(r.Requests), r.serve.Seconds())
 	row("replayed", "%s messages, every byte as published: in %.1f s at full speed, in %.1f s at speed %g", n(r.Replayed), r.fast.Seconds(), r.scaled.Seconds(), d.speed)
 	if r.report.Packets > 0 {
@@ -499,6 +496,3 @@ func (d *demo) print() {
 	}
 	w.Flush()
 }
-
-// demoOut is a socket as a Player wants it.
-type demoOut struct{ *mcast.Conn }

@@ -20,13 +20,17 @@ func (r *rangeFlags) add(c *cobra.Command) {
 	f.StringVar(&r.toSeq, "to-seq", "", "last sequence `N`")
 	f.StringVar(&r.fromTime, "from-time", "", "begin with the first message received at or after `T`: RFC 3339, or HH:MM:SS[.fraction] on the session's day (UTC)")
 	f.StringVar(&r.toTime, "to-time", "", "end before the first message received at or after `T`")
-	c.MarkFlagsMutuallyExclusive("from-seq", "from-time")
-	c.MarkFlagsMutuallyExclusive("to-seq", "to-time")
 }
 
 // check finds wrong usage before any archive is opened; which of two times is
 // the earlier may need the session's day.
 func (r *rangeFlags) check() error {
+	switch {
+	case r.fromSeq != "" && r.fromTime != "":
+		return usagef("--from-seq and --from-time: want one of them")
+	case r.toSeq != "" && r.toTime != "":
+		return usagef("--to-seq and --to-time: want one of them")
+	}
 	for flag, text := range map[string]string{"--from-time": r.fromTime, "--to-time": r.toTime} {
 		if text != "" {
 			if _, err := parseTimeOn(flag, text, time.Time{}); err != nil {
