@@ -11,6 +11,10 @@
 // reassembled. A datagram ends where its UDP length says: padding, trailers
 // and frame check sequences after it are not looked at.
 //
+// Link, IPv4 and UDP headers are decoded, and files written, by gopacket, which
+// only this package imports. Where it misreads or trusts a file, code of this
+// package stands in, and says why at its place.
+//
 // # What is relied on
 //
 // The bytes are foreign. No length in them is believed before it is checked

@@ -36,7 +36,10 @@ type partial struct {
 
 type span struct{ from, to int }
 
-// defrag reassembles IPv4 and IPv6 fragments. Zero value is ready.
+// defrag reassembles IPv4 and IPv6 fragments. Zero value is ready. It is by hand:
+// ip4defrag bounds neither datagrams nor bytes, keeps the caller's memory, joins
+// fragments that overlap and disagree, never completes a datagram with a
+// fragment that came twice, and adds offsets in 16 bits, which wrap.
 type defrag struct {
 	byKey map[fragKey]*partial
 	order []*partial // oldest first

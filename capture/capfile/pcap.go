@@ -40,6 +40,10 @@ const (
 	magicNano  = 0xa1b23c4d
 )
 
+// pcapReader is by hand: pcapgo.Reader wraps a lying fraction into a believable
+// time, refuses a captured length above the original one or the snap length,
+// allocates what the snap length claims and cuts the link type to 8 bits. With
+// all that checked before it is called, a record is decoded already.
 type pcapReader struct {
 	order binary.ByteOrder
 	unit  uint32 // fractions in a second

@@ -36,6 +36,10 @@ type ngIface struct {
 	offset int64 // seconds
 }
 
+// ngReader is by hand: pcapgo.NgReader panics on options shorter than their
+// type, divides by zero for resolutions below 2^-63 s, reads whole seconds as µs
+// and rounds binary fractions, believes a captured length beyond its block, and
+// cuts the link type to 8 bits. To fence that means to parse every block first.
 type ngReader struct {
 	order  binary.ByteOrder
 	ifaces []ngIface

@@ -12,7 +12,6 @@ import (
 	"github.com/google/gopacket"
 	"github.com/google/gopacket/layers"
 	"github.com/google/gopacket/pcapgo"
-
 	"github.com/moldtape/moldtape/moldcast"
 )
 
@@ -76,7 +75,7 @@ func NewWriter(w io.Writer, f Format) (*Writer, error) {
 // writing gives.
 func (w *Writer) Write(stamp moldcast.Stamp, dst netip.AddrPort, payload []byte) error {
 	most := moldcast.MaxDatagram
-	if dst.Addr().Is6() {
+	if dst.Addr().Unmap().Is6() {
 		most = 65535 - udpSize
 	}
 	if len(payload) > most {
@@ -164,7 +163,7 @@ func (e *encoder) frame(dst netip.AddrPort, payload []byte) ([]byte, error) {
 		return nil, err
 	}
 	b := e.buf.Bytes()
-	if e.udp.Checksum == 0 { // layers.UDP leaves it, which would say that there is none
+	if e.udp.Checksum == 0 { // layers.UDP leaves the 0 that says there is none
 		binary.BigEndian.PutUint16(b[udp+6:], 0xffff)
 	}
 	return b, nil
