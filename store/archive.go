@@ -402,6 +402,27 @@ func (s *session) settle() error {
 	return nil
 }
 
+// LockChannel takes a channel for one capture, so that a second one does not
+// find out session by session. Imports and readers do not ask for it. The
+// error wraps ErrLocked while another has it. release lets go.
+func (a *Archive) LockChannel(channel string) (release func() error, err error) {
+	if !ValidChannel(channel) {
+		return nil, fmt.Errorf("channel %q is no name", channel)
+	}
+	dir := a.o.FS.PathJoin(a.dir, channel)
+	if err := makeDir(a.o.FS, dir); err != nil {
+		return nil, err
+	}
+	c, err := a.locker.lock(dir, true)
+	if errors.Is(err, errHeld) {
+		return nil, fmt.Errorf("%w: channel %s of %s is being captured already", ErrLocked, channel, a.dir)
+	}
+	if err != nil {
+		return nil, err
+	}
+	return c.Close, nil
+}
+
 // seal seals one segment that nothing is written to any more.
 func (s *session) seal(g *segment) error {
 	s.mu.Lock()

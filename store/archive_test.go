@@ -185,6 +185,11 @@ func TestRealFiles(t *testing.T) {
 	if err := w.Close(); err != nil {
 		t.Fatal(err)
 	}
+	logs, err := filepath.Glob(filepath.Join(dir, "default", "S@1", "*.seg", "*.log"))
+	segs, _ := filepath.Glob(filepath.Join(dir, "default", "S@1", "*.seg"))
+	if err != nil || len(logs) != len(segs) {
+		t.Errorf("%d logs in %d sealed segments: %v", len(logs), len(segs), err)
+	}
 	list, err := a.Sessions()
 	if err != nil || list[0].BytesDisk > list[0].BytesRaw {
 		t.Errorf("takes %d bytes on disk for %d: %v", list[0].BytesDisk, list[0].BytesRaw, err)

@@ -11,6 +11,7 @@ import (
 	"github.com/cockroachdb/pebble/v2/vfs"
 
 	"github.com/moldtape/moldtape/moldcast"
+	"github.com/moldtape/moldtape/store/block"
 )
 
 // alter changes a sealed segment behind the archive's back.
@@ -64,7 +65,7 @@ func keys(t testing.TB, db *pebble.DB, kind byte) (out [][]byte) {
 // One flipped bit costs one block: it is named, never served, and everything
 // around it is.
 func TestDamagedBlock(t *testing.T) {
-	for _, part := range []string{"body", "header", "no body", "swapped"} {
+	for _, part := range []string{"body", "header", "no body", "swapped", "foreign"} {
 		t.Run(part, func(t *testing.T) {
 			o := testOptions(vfs.NewMem())
 			o.SegmentSize = 1 << 20
@@ -84,6 +85,25 @@ func TestDamagedBlock(t *testing.T) {
 					flip(t, db, seqKey(nil, keyHeader, k), 50)
 				case "no body":
 					if err := db.Delete(seqKey(nil, keyBody, k), pebble.Sync); err != nil {
+						t.Fatal(err)
+					}
+				case "foreign": // sound, but of another session
+					m := &memBlock{b: block.NewBuilder(sess(t, "OTHER"))}
+					if err := m.b.Append(piece(moldcast.Seq(k), 20)); err != nil {
+						t.Fatal(err)
+					}
+					enc, err := block.NewEncoder(block.EncoderOptions{})
+					if err != nil {
+						t.Fatal(err)
+					}
+					if err := m.encode(enc); err != nil {
+						t.Fatal(err)
+					}
+					b := db.NewBatch()
+					if err := putBlock(b, m); err != nil {
+						t.Fatal(err)
+					}
+					if err := b.Commit(pebble.Sync); err != nil {
 						t.Fatal(err)
 					}
 				case "swapped":

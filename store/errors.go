@@ -13,7 +13,7 @@ import (
 var (
 	ErrNotArchive = errors.New("not an archive")
 	ErrExists     = errors.New("there is an archive already")
-	ErrLocked     = errors.New("session is being written by another process")
+	ErrLocked     = errors.New("in use by another process")
 	ErrNotFound   = errors.New("no such session")
 	ErrAmbiguous  = errors.New("session name is ambiguous")
 	ErrClosed     = errors.New("closed")

@@ -172,6 +172,68 @@ func TestSealFails(t *testing.T) {
 	}
 }
 
+// While the disk is slow nothing is durable that is not synced, blocks neither
+// nor tail records, and Append does not wait.
+func TestSlowDisk(t *testing.T) {
+	var slow atomic.Bool
+	gate := make(chan struct{})
+	mem := newMemFS()
+	o := testOptions(errorfs.Wrap(mem, errorfs.InjectorFunc(func(op errorfs.Op) error {
+		if slow.Load() && strings.HasSuffix(op.Path, ".log") &&
+			(op.Kind == errorfs.OpFileSync || op.Kind == errorfs.OpFileSyncData || op.Kind == errorfs.OpFileSyncTo) {
+			<-gate
+		}
+		return nil
+	})))
+	o.SegmentSize = 1 << 20
+	a := create(t, o)
+	w := writer(t, a, "S")
+	r := moldcast.Range{First: 1, Next: 100}
+	fillRange(t, w, r, 3)
+	if err := w.Flush(context.Background()); err != nil {
+		t.Fatal(err)
+	}
+	slow.Store(true)
+	r.Next = 4000
+	fillRange(t, w, moldcast.Range{First: 100, Next: 4000}, 3)
+	until(t, "blocks wait for the disk", func() bool {
+		w.s.mu.Lock()
+		defer w.s.mu.Unlock()
+		for _, m := range w.s.mem {
+			if m.state == blockSubmitted {
+				return true
+			}
+		}
+		return false
+	})
+	fillRange(t, w, moldcast.Range{First: 4000, Next: 4010}, 3) // moves what is published
+	r.Next = 4010
+	if next, d, _ := w.Watermarks(); d >= 4000 || next != 4010 {
+		t.Errorf("next %d, durable %d while nothing was synced", next, d)
+	} else {
+		o := o
+		o.FS = mem.crash(0, nil)
+		b := create(t, o)
+		v := view(t, b, w.Ref())
+		if _, head := v.Bounds(); head < d {
+			t.Errorf("durable was %d, and %d is there", d, head)
+		}
+	}
+	check(t, w.View(), r)
+	slow.Store(false)
+	close(gate)
+	if err := w.Flush(context.Background()); err != nil {
+		t.Fatal(err)
+	}
+	if _, d, _ := w.Watermarks(); d != r.Next {
+		t.Errorf("durable %d", d)
+	}
+	if err := w.Close(); err != nil {
+		t.Fatal(err)
+	}
+	check(t, view(t, a, w.Ref()), r)
+}
+
 // roMedium is a file system mounted read-only.
 type roMedium struct{ vfs.FS }
 

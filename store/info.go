@@ -110,8 +110,7 @@ type SegmentInfo struct {
 	Fault     string       `json:"fault,omitempty"` // why it cannot be read
 }
 
-// Rate is what one minute brought, from the time bounds of blocks: a block
-// that spans several minutes is spread evenly over them.
+// Rate is what one minute brought, by the times of the messages.
 type Rate struct {
 	Minute   time.Time `json:"minute"`
 	Messages uint64    `json:"messages"`

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/moldtape/moldtape/moldcast"
+	"github.com/moldtape/moldtape/store/block"
 )
 
 // Sessions describes every recording, ordered by channel, session and take.
@@ -167,7 +168,7 @@ func (s *session) detail(state State, full bool) (Detail, error) {
 			n, size := uint64(p.Msgs.Len()), uint64(len(p.Msgs.Framed()))
 			lines = addLines(lines, []lineCount{{Line: p.Line, Pieces: 1, Messages: n, Bytes: size}})
 			if full {
-				addRate(rates, p.Time, p.Time, n, size)
+				addRate(rates, p.Time, n, size)
 			}
 			return true
 		})
@@ -199,10 +200,13 @@ func (s *session) detail(state State, full bool) (Detail, error) {
 			continue
 		}
 		s.mu.Lock()
-		for _, b := range x.blocks {
-			addRate(rates, b.minTime, b.maxTime, uint64(b.messages), uint64(b.raw))
-		}
+		blocks := slices.Clone(x.blocks)
 		s.mu.Unlock()
+		for _, b := range blocks {
+			if err := g.addRates(rates, s.a.table, b); err != nil {
+				return d, err
+			}
+		}
 	}
 	for _, r := range rates {
 		d.Rates = append(d.Rates, *r)
@@ -256,26 +260,37 @@ func (t *times) bounds() (lo, hi *time.Time) {
 	return &a, &b
 }
 
-// maxSpread is over how many minutes a block is spread: one that claims more
-// counts where it begins.
-const maxSpread = 24 * 60
+const minute = moldcast.Stamp(time.Minute)
 
-// addRate spreads what came between lo and hi evenly over its minutes.
-func addRate(rates map[int64]*Rate, lo, hi moldcast.Stamp, messages, size uint64) {
-	const minute = moldcast.Stamp(time.Minute)
-	first, last := int64(lo/minute), int64(hi/minute)
-	if last-first >= maxSpread {
-		last = first
-	}
-	n := uint64(last - first + 1)
-	for k := uint64(0); k < n; k++ {
-		m := first + int64(k)
-		r := rates[m]
-		if r == nil {
-			r = &Rate{Minute: time.Unix(m*60, 0).UTC()}
-			rates[m] = r
+// addRates adds a block. One that lies within a minute is known from its
+// header; others are read. What cannot be read counts where it begins.
+func (g *segment) addRates(rates map[int64]*Rate, t *table, b blockRef) error {
+	if b.minTime/minute != b.maxTime/minute {
+		dec, err := block.NewDecoder(block.DecoderOptions{})
+		if err != nil {
+			return err
 		}
-		r.Messages += messages*(k+1)/n - messages*k/n
-		r.Bytes += size*(k+1)/n - size*k/n
+		defer dec.Close()
+		var blk block.Block
+		if err := g.decode(t, b.first, dec, &blk); err == nil {
+			blk.PiecesFrom(0, func(p moldcast.Piece) bool {
+				addRate(rates, p.Time, uint64(p.Msgs.Len()), uint64(len(p.Msgs.Framed())))
+				return true
+			})
+			return nil
+		}
 	}
+	addRate(rates, b.minTime, uint64(b.messages), uint64(b.raw))
+	return nil
+}
+
+func addRate(rates map[int64]*Rate, at moldcast.Stamp, messages, size uint64) {
+	m := int64(at / minute)
+	r := rates[m]
+	if r == nil {
+		r = &Rate{Minute: time.Unix(m*60, 0).UTC()}
+		rates[m] = r
+	}
+	r.Messages += messages
+	r.Bytes += size
 }

@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/cockroachdb/pebble/v2"
 	"github.com/cockroachdb/pebble/v2/vfs"
 	"github.com/google/go-cmp/cmp"
 
@@ -414,4 +415,90 @@ func TestReadersBesideAppend(t *testing.T) {
 	}
 	check(t, view(t, a, w.Ref()), moldcast.Range{First: 1, Next: n + 1})
 	verify(t, a)
+}
+
+// What a cursor gave stays as it was, whatever becomes of the block it lies in.
+func TestCursorPins(t *testing.T) {
+	o := testOptions(vfs.NewMem())
+	o.TailBytes = 1
+	a := create(t, o)
+	w := writer(t, a, "S")
+	defer w.Close()
+	// Blocks come and go, so that they are as large as they get.
+	on := func(r moldcast.Range) {
+		for q := r.First; q < r.Next; q += 100 {
+			fillRange(t, w, moldcast.Range{First: q, Next: q + 100}, 5)
+			if err := w.Flush(context.Background()); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	on(moldcast.Range{First: 1, Next: 6001})
+	w.s.mu.Lock()
+	first := w.open.b.Bounds().First
+	w.s.mu.Unlock()
+	if first == 0 {
+		first = 6001
+	}
+	put(t, w, piece(6001, 5))
+	c := w.View().Cursor(first)
+	p, err := c.Next()
+	if err != nil {
+		t.Fatal(err)
+	}
+	on(moldcast.Range{First: 6006, Next: 9006})
+	until(t, "its block is no longer in memory", func() bool {
+		w.s.mu.Lock()
+		defer w.s.mu.Unlock()
+		return w.s.locate(first).where == inBlock
+	})
+	for at := first; at < 9000; {
+		for m := p.Msgs; m.Len() > 0; at++ {
+			if got := m.Next(); string(got) != string(message(at)) {
+				t.Fatalf("message %d is %q", at, got)
+			}
+		}
+		if p, err = c.Next(); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// An index that was dropped while its segment is open for reading comes back.
+func TestIndexComesBack(t *testing.T) {
+	a := create(t, testOptions(vfs.NewMem()))
+	ref := closed(t, a, "S", 5, moldcast.Range{First: 1, Next: 500})
+	v := view(t, a, ref)
+	check(t, v, moldcast.Range{First: 1, Next: 500})
+	g := v.s.segs[0]
+	g.idx.Store(nil)
+	if _, err := g.loadIndex(a.table); err != nil || g.idx.Load() == nil {
+		t.Fatalf("no index: %v", err)
+	}
+}
+
+// Tail records go with their block.
+func TestNoTailRecordsLeft(t *testing.T) {
+	o := testOptions(vfs.NewMem())
+	o.SegmentSize = 1 << 20
+	a := create(t, o)
+	w := writer(t, a, "S")
+	for q := moldcast.Seq(1); q < 2000; q += 50 {
+		fillRange(t, w, moldcast.Range{First: q, Next: q + 50}, 5)
+		if err := w.Flush(context.Background()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := w.Close(); err != nil {
+		t.Fatal(err)
+	}
+	g := view(t, a, w.Ref()).s.segs[0]
+	if err := g.use(a.table, func(db *pebble.DB) error {
+		if k := keys(t, db, keyTail); len(k) > 0 {
+			t.Errorf("%d tail records are left", len(k))
+		}
+		return nil
+	}); err != nil {
+		t.Fatal(err)
+	}
 }

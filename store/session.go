@@ -568,11 +568,14 @@ func eachMissing(set *gap.Set, p moldcast.Piece, fn func(moldcast.Piece) bool) {
 	}
 }
 
-// lock takes the session's lock. A reader that only looks whether somebody
-// writes holds it for an instant, so it is tried for a while.
+// lockTries, 10 ms apart: a reader that only looks whether somebody writes
+// holds the lock for an instant. A capture's engine may be waiting.
+const lockTries = 20
+
+// lock takes the session's lock.
 func (s *session) lock(exclusive bool) (io.Closer, error) {
 	var err error
-	for try := 0; try < 100; try++ {
+	for try := 0; try < lockTries; try++ {
 		var c io.Closer
 		if c, err = s.a.locker.lock(s.dir, exclusive); err == nil {
 			return c, nil
@@ -585,7 +588,7 @@ func (s *session) lock(exclusive bool) (io.Closer, error) {
 		}
 		time.Sleep(10 * time.Millisecond)
 	}
-	return nil, fmt.Errorf("%w: %v (%s): stop that one first, or read only", ErrLocked, s.ref, s.dir)
+	return nil, fmt.Errorf("%w: session %v (%s) is being written: stop that first, or only read", ErrLocked, s.ref, s.dir)
 }
 
 // lastSeal is the sum of the newest seal before segment n; empty without one.
