@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"encoding/binary"
 	"errors"
+	"fmt"
 	"io"
 	"net/netip"
 	"syscall"
@@ -170,6 +171,20 @@ func TestWriterKeepsErrors(t *testing.T) {
 		}
 		if err := w.Flush(); !errors.Is(err, syscall.ENOSPC) {
 			t.Errorf("%d: flush: %v", f, err)
+		}
+	}
+}
+
+// Of a group, 23 bits go into the MAC address (RFC 1112); 32 in IPv6 (RFC 2464).
+func TestWriterMulticastMAC(t *testing.T) {
+	for dst, want := range map[string]string{
+		"239.255.0.1:1":       "01005e7f0001",
+		"239.127.0.1:1":       "01005e7f0001",
+		"[ff15::abcd:ef01]:1": "3333abcdef01",
+		"10.1.2.3:1":          "02000a010203",
+	} {
+		if got := fmt.Sprintf("%x", appendFrame(nil, netip.MustParseAddrPort(dst), nil)[:6]); got != want {
+			t.Errorf("%s: %s, want %s", dst, got, want)
 		}
 	}
 }
