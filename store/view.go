@@ -256,8 +256,9 @@ func (v *View) SeqAt(t moldcast.Stamp) moldcast.Seq {
 }
 
 // Held is what the session holds, with the times of the nearest messages
-// heard live on both sides of each hole. It reads headers, of the segments
-// that holes border on. Of an ended session Head is at least its end.
+// heard live on both sides of each hole, and of the highest one. It reads
+// headers, of the segments that holes border on and of the last one. Of an
+// ended session Head is at least its end.
 func (w *Writer) Held() moldcast.Held {
 	s := w.s
 	s.mu.Lock()
@@ -283,6 +284,7 @@ func (w *Writer) Held() moldcast.Held {
 			hole.After = s.liveAfter(hole.Range.Next)
 		}
 	}
+	h.HeadTime = s.liveBefore(h.Head)
 	return h
 }
 

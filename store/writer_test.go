@@ -212,10 +212,17 @@ func TestHeldNeighbours(t *testing.T) {
 		if x := h.Holes[1]; x.Before != 5000 || x.After != 0 {
 			t.Errorf("%+v", x)
 		}
+		if h.HeadTime != 5000 {
+			t.Errorf("the highest message heard live is of %d, want 5000", h.HeadTime)
+		}
 		if err := w.Close(); err != nil {
 			t.Fatal(err)
 		}
 		w = writer(t, a, "S")
+	}
+	at(55, 5, 7000, 0)
+	if h := w.Held(); h.HeadTime != 7000 {
+		t.Errorf("the highest message heard live is of %d, want 7000", h.HeadTime)
 	}
 	w.Close()
 }
