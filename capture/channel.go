@@ -476,7 +476,7 @@ func (o output) Hole(s *arbiter.Session, h moldcast.Hole) {
 
 func (o output) Ended(s *arbiter.Session) {
 	end, _ := s.End()
-	o.c.cfg.Log.Info("end of session", "channel", o.c.cfg.Channel, "session", s.Name(), "end", end, "missing", s.Missing())
+	o.c.cfg.Log.Info("end of session", "channel", o.c.cfg.Channel, "session", s.Name(), "end", end, "missing_ranges", s.Missing())
 }
 
 func (o output) Conflict(s *arbiter.Session, at moldcast.Seq, line int) {

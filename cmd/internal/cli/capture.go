@@ -64,8 +64,8 @@ Prints one JSON object on stdout when it receives ({"event":"ready",…}) and on
 	fs.StringArrayVar(&f.lines, "line", nil, "line to receive, `G:P[,interface=NAME][,source=ADDR]`; repeat for B, C …")
 	fs.StringVar(&f.iface, "interface", "", "interface `NAME` of lines that name none")
 	fs.StringArrayVar(&f.sessions, "session", nil, "record only this session `NAME` (repeat; default all)")
-	fs.StringArrayVar(&f.rerequest, "rerequest", nil, "request server `HOST:PORT`, or `source` with --rerequest-port (repeat)")
-	fs.Uint16Var(&f.rerequestPort, "rerequest-port", 0, "port of `--rerequest source`")
+	fs.StringArrayVar(&f.rerequest, "rerequest", nil, "request server `HOST:PORT`, or source with --rerequest-port (repeat)")
+	fs.Uint16Var(&f.rerequestPort, "rerequest-port", 0, "`PORT` of --rerequest source")
 	fs.IntVar(&f.mtu, "mtu", 1500, "MTU of answers, in `BYTES`")
 	fs.StringVar(&f.retransmitAddr, "retransmit-listen", "", "serve requests for all that is archived on this UDP `HOST:PORT`")
 	fs.StringVar(&f.httpAddr, "http", "", "serve /status on this TCP `HOST:PORT`")
@@ -76,8 +76,8 @@ Prints one JSON object on stdout when it receives ({"event":"ready",…}) and on
 	fs.Var(sizeValue{&f.reorderBytes}, "reorder-bytes", "bound of what waits in memory")
 	fs.Var(durationValue{&f.nakRetry}, "nak-retry", "least time before a request is repeated")
 	fs.Var(durationValue{&f.nakBudget}, "nak-budget", "how long a gap is asked for before it is recorded as a hole")
-	fs.StringVar(&f.onLoss, "on-loss", "record", "record: after the budget the hole is on record; stall: never given up")
-	fs.StringVar(&f.start, "start", "", "where a new session begins: beginning or live (default beginning where there is a request server, else live)")
+	fs.StringVar(&f.onLoss, "on-loss", "record", "`record|stall`: after the budget the hole is on record, or never given up")
+	fs.StringVar(&f.start, "start", "", "where a new session begins, `beginning|live` (default beginning where there is a request server, else live)")
 	fs.BoolVar(&f.untilEnd, "until-end", false, "stop when every session has ended, is repaired and durable")
 	fs.Var(durationValue{&f.endTimeout}, "end-timeout", "stop with exit 1 after this long without a packet; 0: never")
 	fs.BoolVar(&f.strict, "strict", false, "exit 1 if messages were lost or holes are left")
@@ -246,6 +246,11 @@ func runCapture(ctx context.Context, e *env, f *captureFlags) error {
 		return err
 	}
 	defer closeQuietly(e.log, "archive", archive.Close)
+	unlock, err := archive.LockChannel(cfg.Channel)
+	if err != nil {
+		return err
+	}
+	defer closeQuietly(e.log, "channel", unlock)
 	src := NewSource(archive, nil, e.log)
 	defer closeQuietly(e.log, "views", src.Close)
 	sink.archive, sink.source = archive, src
@@ -269,7 +274,7 @@ func runCapture(ctx context.Context, e *env, f *captureFlags) error {
 	case err != nil:
 		return err
 	case f.strict && (stopped.MessagesLost > 0 || stopped.Holes > 0):
-		return faultf("--strict: %d messages lost, %d holes", stopped.MessagesLost, stopped.Holes)
+		return faultf("--strict: %s lost, %s", count(stopped.MessagesLost, "message"), count(stopped.Holes, "hole"))
 	}
 	return nil
 }

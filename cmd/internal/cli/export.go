@@ -35,8 +35,8 @@ func newExportCmd(e *env) *cobra.Command {
 		Short: "Write a recorded session to a file",
 		Long: `Write a recorded session, or a range of it, to a file: pcap and pcapng (with the
 original packet boundaries and nanosecond times, to the recorded group and
-port), NASDAQ BinaryFILE, ndjson, or raw payloads. A name that ends in .gz or
-.zst is compressed. The file appears under its name when it is complete; "-" is
+port; an End of Session that is on record comes last), NASDAQ BinaryFILE, ndjson,
+or raw payloads. A name that ends in .gz or .zst is compressed. The file appears under its name when it is complete; "-" is
 stdout. A hole in the range is an error unless --allow-holes is given; damage in
 the archive always is.`,
 		Example: `  moldtape export 000007525B -o session.pcap
@@ -51,7 +51,7 @@ the archive always is.`,
 	}
 	f := c.Flags()
 	f.StringVarP(&fl.output, "output", "o", "", "`FILE` to write, - is stdout (required)")
-	f.StringVar(&fl.format, "format", "", "pcap, pcapng, binaryfile, ndjson or raw (default: by the name, else pcap)")
+	f.StringVar(&fl.format, "format", "", "pcap, pcapng, binaryfile, ndjson or raw (default: by the name; pcap on stdout)")
 	f.StringVar(&fl.group, "group", "239.255.0.1:26400", "group and port `G:P` in a capture file, where none is on record")
 	f.BoolVar(&fl.allowHoles, "allow-holes", false, "leave holes out in place of failing")
 	fl.ranges.add(c)
@@ -80,6 +80,9 @@ func (e *env) export(ctx context.Context, name string, fl exportFlags) error {
 	switch format {
 	case "":
 		if format = formatOf(fl.output); format == "" {
+			if fl.output != "-" && fl.output != "" {
+				return usagef("-o %s: the name does not tell the format: want --format pcap, pcapng, binaryfile, ndjson or raw", fl.output)
+			}
 			format = formatPcap
 		}
 	case formatPcap, formatPcapng, formatBinaryFile, formatNDJSON, formatRaw:
@@ -138,6 +141,9 @@ func (e *env) export(ctx context.Context, name string, fl exportFlags) error {
 		session: ref.Session, want: want, held: moldcast.Range{First: first, Next: head},
 		allowHoles: fl.allowHoles, tick: func(int) {},
 	}
+	if end, ok := v.Ended(); ok && end == want.Next && end > want.First {
+		x.finish = end
+	}
 	stop := e.exportProgress(x)
 	err = x.sink(out, format, v.Groups(), group)
 	if err == nil {
@@ -184,6 +190,7 @@ type exporter struct {
 	session    moldcast.Session
 	want, held moldcast.Range
 	allowHoles bool
+	finish     moldcast.Seq // End of Session is written, carrying this, when not 0
 	tick       func(n int)
 	sum        exportSummary
 
@@ -361,8 +368,10 @@ func (x *exporter) captureSink(w io.Writer, format string, groups []string, grou
 		}
 	}
 	var buf []byte
+	var last moldcast.Stamp
+	to := group
 	x.piece = func(p moldcast.Piece) error {
-		to := group
+		to = group
 		// A retransmission goes to the first line, as the original would have.
 		line := int(p.Line)
 		if p.Line == moldcast.AnswerLine {
@@ -377,8 +386,17 @@ func (x *exporter) captureSink(w io.Writer, format string, groups []string, grou
 		if err != nil {
 			return fmt.Errorf("message %d: %w", p.First, err)
 		}
+		last = max(last, p.Time)
 		return nil
 	}
-	x.end = b.Flush
+	x.end = func() error {
+		if x.finish != 0 && x.sum.Messages > 0 {
+			buf = moldcast.AppendHeader(buf[:0], x.session, x.finish, moldcast.EndCount)
+			if err := b.Write(last, to, buf); err != nil {
+				return fmt.Errorf("end of session: %w", err)
+			}
+		}
+		return b.Flush()
+	}
 	return nil
 }

@@ -185,7 +185,8 @@ func TestImportMergesLines(t *testing.T) {
 	if code != 1 || !strings.Contains(errs, "hole 5..5") {
 		t.Error(code, errs)
 	}
-	// The packets of a pcap go to the group of their line.
+	// The packets of a pcap go to the group of their line, End of Session to
+	// that of the last.
 	out := filepath.Join(t.TempDir(), "y.pcap")
 	if code, _, errs := runCLI(t, ar, "export", "S", "-o", out, "--allow-holes"); code != 0 {
 		t.Fatal(errs)
@@ -194,7 +195,7 @@ func TestImportMergesLines(t *testing.T) {
 	for _, p := range readPackets(t, out) {
 		to = append(to, p.Dst.String())
 	}
-	if d := cmp.Diff([]string{lineA.String(), lineB.String(), lineA.String(), lineB.String()}, to); d != "" {
+	if d := cmp.Diff([]string{lineA.String(), lineB.String(), lineA.String(), lineB.String(), lineB.String()}, to); d != "" {
 		t.Error(d)
 	}
 	// A later file fills the hole.

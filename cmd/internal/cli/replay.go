@@ -10,6 +10,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -237,6 +238,8 @@ type replayStream struct {
 	ref   store.Ref
 	view  *store.View
 	group netip.AddrPort
+
+	damaged atomic.Uint64 // ranges that were read, and were not good
 }
 
 func (e *env) replay(c *cobra.Command, args []string, f *replayFlags) (err error) {
@@ -358,7 +361,7 @@ func (e *env) replayRange(s *replayStream, ranges *rangeFlags) (none string, err
 	}
 	s.Open = func(from moldcast.Seq) (replay.Source, error) {
 		s.view.Bounds() // looks for segments that were sealed meanwhile
-		return &recorded{cursor: s.view.Cursor(from), ref: s.ref, log: e.log}, nil
+		return &recorded{cursor: s.view.Cursor(from), ref: s.ref, log: e.log, damaged: &s.damaged}, nil
 	}
 	s.SeqAt = s.view.SeqAt
 	return "", nil
@@ -371,8 +374,9 @@ type recorded struct {
 		Next() (moldcast.Piece, error)
 		Close() error
 	}
-	ref store.Ref
-	log *slog.Logger
+	ref     store.Ref
+	log     *slog.Logger
+	damaged *atomic.Uint64 // ranges
 }
 
 func (r *recorded) Next() (moldcast.Piece, error) {
@@ -380,6 +384,7 @@ func (r *recorded) Next() (moldcast.Piece, error) {
 	var bad *store.CorruptError
 	if err != nil && errors.As(err, &bad) {
 		r.log.Error("damaged messages are not replayed", "session", r.ref, "error", bad)
+		r.damaged.Add(1)
 		err = &moldcast.HoleError{Hole: moldcast.Hole{Range: bad.Range, Reason: moldcast.Damaged}}
 	}
 	return p, err
@@ -517,10 +522,19 @@ func (e *env) play(ctx context.Context, player *replay.Player, streams []*replay
 		return err
 	case serverErr != nil:
 		return fmt.Errorf("--retransmit-listen: %w", serverErr)
+	case damagedOf(streams) > 0:
+		return faultf("%s of the recording not replayed: `moldtape verify` names them", count(damagedOf(streams), "damaged range"))
 	case f.strict && rep.Holes > 0:
-		return faultf("--strict: %d holes", rep.Holes)
+		return faultf("--strict: %s", count(rep.Holes, "hole"))
 	}
 	return nil
+}
+
+func damagedOf(streams []*replayStream) (n uint64) {
+	for _, s := range streams {
+		n += s.damaged.Load()
+	}
+	return n
 }
 
 func seconds(s float64) time.Duration { return time.Duration(s * float64(time.Second)) }

@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -145,7 +146,8 @@ func TestDamagedIsAHole(t *testing.T) {
 		fmt.Errorf("reading: %w", &store.CorruptError{Segment: "000001.seg", Range: r, Err: errors.New("crc")}),
 		io.EOF,
 	}}
-	src := &recorded{cursor: sc, log: slog.New(slog.DiscardHandler)}
+	var damaged atomic.Uint64
+	src := &recorded{cursor: sc, log: slog.New(slog.DiscardHandler), damaged: &damaged}
 	if p, err := src.Next(); err != nil || p.First != 4 {
 		t.Errorf("%+v, %v", p, err)
 	}
@@ -153,6 +155,9 @@ func TestDamagedIsAHole(t *testing.T) {
 	var h *moldcast.HoleError
 	if !errors.As(err, &h) || h.Hole.Range != r || h.Hole.Reason != moldcast.Damaged {
 		t.Errorf("got %v, want a damaged hole", err)
+	}
+	if damaged.Load() != 1 {
+		t.Errorf("%d damaged ranges counted, want 1", damaged.Load())
 	}
 	if _, err := src.Next(); err != io.EOF {
 		t.Errorf("got %v", err)

@@ -62,7 +62,7 @@ func (e *env) printDetail(d store.Detail) error {
 		row(t, "ended", fmt.Sprintf("next would be %d", *d.EndSeq))
 	}
 	row(t, "messages", humanize.Comma(int64(d.Messages)))
-	row(t, "bytes", fmt.Sprintf("%s raw, %s on disk", humanize.IBytes(d.BytesRaw), humanize.IBytes(d.BytesDisk)))
+	row(t, "bytes", fmt.Sprintf("%s framed, %s on disk", humanize.IBytes(d.BytesRaw), humanize.IBytes(d.BytesDisk)))
 	row(t, "time", shortTime(d.FirstTime)+" .. "+shortTime(d.LastTime))
 	for i, g := range d.Groups {
 		row(t, "line "+string(rune('A'+i)), g)
@@ -112,8 +112,20 @@ func (e *env) printDetail(d store.Detail) error {
 	}
 	return section("minutes", len(d.Rates), []any{"MINUTE", "MESSAGES", "PER SECOND", "BYTES"}, func(i int) []any {
 		r := d.Rates[i]
-		return []any{r.Minute.Format(time.RFC3339), humanize.Comma(int64(r.Messages)), humanize.Comma(int64(r.Messages / 60)), humanize.IBytes(r.Bytes)}
+		return []any{r.Minute.Format(time.RFC3339), humanize.Comma(int64(r.Messages)), humanize.Comma(int64(float64(r.Messages) / covered(r.Minute, d.FirstTime, d.LastTime))), humanize.IBytes(r.Bytes)}
 	})
+}
+
+// covered is how many seconds of a minute a session spans, at least one.
+func covered(minute time.Time, first, last *time.Time) float64 {
+	from, to := minute, minute.Add(time.Minute)
+	if first != nil && first.After(from) {
+		from = *first
+	}
+	if last != nil && last.Before(to) {
+		to = *last
+	}
+	return max(to.Sub(from).Seconds(), 1)
 }
 
 func yesNo(b bool) string {

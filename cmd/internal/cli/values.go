@@ -7,6 +7,8 @@ import (
 	"strconv"
 	"strings"
 	"time"
+
+	"github.com/dustin/go-humanize"
 )
 
 // Flag values of the contract: durations are Go's plus d, sizes take KB MB GB
@@ -106,6 +108,15 @@ func (v probabilityValue) Set(s string) error {
 	}
 	*v.p = f
 	return nil
+}
+
+// count is n of what, in words for people.
+func count[N int | uint64](n N, what string) string {
+	s := humanize.Comma(int64(n)) + " " + what
+	if n != 1 {
+		s += "s"
+	}
+	return s
 }
 
 // parseHostPort reads a numeric or named host:port to listen on or send to;

@@ -137,9 +137,9 @@ func (e *env) verify(ctx context.Context, names []string, o verifyFlags, within 
 			}
 			fmt.Fprintln(e.stdout, line)
 		}
-		fmt.Fprintf(e.stderr, "%d sessions, %d segments, %s blocks, %s messages, %s: %d faults\n",
-			report.Sessions, report.Segments, humanize.Comma(int64(report.Blocks)), humanize.Comma(int64(report.Messages)),
-			humanize.IBytes(report.Bytes), len(report.Faults))
+		fmt.Fprintf(e.stderr, "%s, %s, %s, %s in %s compressed: %s\n",
+			count(report.Sessions, "session"), count(report.Segments, "segment"), count(report.Blocks, "block"), count(report.Messages, "message"),
+			humanize.IBytes(report.Bytes), count(len(report.Faults), "fault"))
 	}
 	if !out.OK {
 		return &exitError{code: exitFault}
