@@ -17,9 +17,9 @@ func StampOf(t time.Time) Stamp { return Stamp(t.UnixNano()) }
 // PieceFlags says how a piece came to be stored.
 type PieceFlags uint8
 
-// Repaired: the piece answered a request, or came from another archive. Its
-// Time was interpolated between its live neighbours, or taken over from that
-// archive, and its boundaries are not those of an original packet.
+// Repaired: the piece answered a request. Its Time was interpolated between
+// its live neighbours, and its boundaries are not those of an original packet.
+// What comes from another archive keeps what it has there.
 const Repaired PieceFlags = 1 << 0
 
 // Piece is a run of consecutive messages of one packet, with all that an

@@ -467,6 +467,10 @@ func (s *session) recover(g *segment, wake func()) error {
 	if err != nil {
 		return fail(err)
 	}
+	fills, err := readFills(db)
+	if err != nil {
+		return fail(err)
+	}
 	f, err := readFacts(db)
 	if err != nil {
 		return fail(err)
@@ -476,7 +480,7 @@ func (s *session) recover(g *segment, wake func()) error {
 		return fail(err)
 	}
 	s.mu.Lock()
-	s.addIndex(g, x, holes, f)
+	s.addIndex(g, x, holes, fills, f)
 	cov, synced := s.cov.Clone(), s.synced.Clone()
 	mem := s.takeTails(g, tails, nextID(x, tails))
 	s.mu.Unlock()

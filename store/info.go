@@ -81,6 +81,7 @@ type Detail struct {
 	EndSeq      *moldcast.Seq `json:"end_seq"` // one past the last message, when ended
 	Groups      []string      `json:"groups"`  // of the lines, in order
 	HoleList    []HoleInfo    `json:"hole_list"`
+	FillList    []FillInfo    `json:"fill_list"`
 	SegmentList []SegmentInfo `json:"segment_list"`
 	Rates       []Rate        `json:"rates"`
 	Lines       []LineInfo    `json:"lines"`

@@ -68,6 +68,7 @@ const (
 	keyBody   = 'b' // first u64: its body
 	keyMarks  = 'm' // block id u64: a block of marks alone, header and body together
 	keyHole   = 'o' // time u64, first u64: hole record
+	keyFill   = 'f' // time u64, first u64: record of what was brought in later
 	keyTail   = 't' // block id u64, n u32: tail record, header and body together
 	keyMeta   = 'x' // name: facts of the segment
 )
@@ -218,6 +219,7 @@ type seal struct {
 	FirstTime   moldcast.Stamp    `json:"first_time_ns"`
 	LastTime    moldcast.Stamp    `json:"last_time_ns"`
 	Holes       []holeRecord      `json:"holes"`
+	Fills       []fillRecord      `json:"fills,omitempty"`
 	Lines       []lineCount       `json:"lines"`
 	Blocks      int               `json:"blocks"`
 	BlockHashes []string          `json:"block_hashes"` // digests, in key order: those with messages, then those of marks alone

@@ -103,7 +103,7 @@ func (s *session) detail(state State, full bool) (Detail, error) {
 			Messages: s.cov.Count(),
 		},
 		Ended: s.isEnded(), Groups: append([]string{}, s.facts.Groups...),
-		HoleList: []HoleInfo{}, SegmentList: []SegmentInfo{}, Rates: []Rate{}, Lines: []LineInfo{},
+		HoleList: []HoleInfo{}, FillList: []FillInfo{}, SegmentList: []SegmentInfo{}, Rates: []Rate{}, Lines: []LineInfo{},
 	}
 	if d.Ended {
 		end := s.end
@@ -118,6 +118,11 @@ func (s *session) detail(state State, full bool) (Detail, error) {
 		})
 	}
 	d.Holes = len(d.HoleList)
+	for _, f := range s.fills {
+		d.FillList = append(d.FillList, FillInfo{
+			FirstSeq: f.First, LastSeq: f.Next - 1, Time: f.Time.Time(), Node: f.Node, By: f.By, Source: f.Source,
+		})
+	}
 	var lines []lineCount
 	var span times
 	segs := slices.Clone(s.segs)

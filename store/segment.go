@@ -254,6 +254,9 @@ func (g *segment) finish(a *Archive, prev string) (*seal, error) {
 	if err != nil {
 		return wrap(err)
 	}
+	if s.Fills, err = readFills(db); err != nil {
+		return wrap(err)
+	}
 	lines, err := readLines(db)
 	if err != nil {
 		return wrap(err)

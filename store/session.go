@@ -39,6 +39,7 @@ type session struct {
 	ended  bool         // an End of Session is on record, for end
 	end    moldcast.Seq
 	holes  holeMap
+	fills  []fillRecord
 	mem    []*memBlock // in order of their ids; the last one open, where w is set
 	w      *Writer     // who writes it in this process
 	loaded time.Time   // when the directory was last looked at
@@ -371,6 +372,7 @@ func (s *session) addSeal(g *segment) {
 	for _, h := range g.seal.Holes {
 		s.holes.put(h)
 	}
+	s.fills = append(s.fills, g.seal.Fills...)
 	s.facts.merge(g.seal.facts)
 }
 
@@ -396,7 +398,7 @@ func (s *session) addDurable(r moldcast.Range, g *segment) {
 
 // addIndex takes up what an unsealed segment, or one whose seal is damaged,
 // holds by its headers. REQUIRES: mu.
-func (s *session) addIndex(g *segment, x *index, holes []holeRecord, f facts) {
+func (s *session) addIndex(g *segment, x *index, holes []holeRecord, fills []fillRecord, f facts) {
 	for _, r := range x.coverage() {
 		s.addDurable(r, g)
 	}
@@ -409,6 +411,7 @@ func (s *session) addIndex(g *segment, x *index, holes []holeRecord, f facts) {
 	for _, h := range holes {
 		s.holes.put(h)
 	}
+	s.fills = append(s.fills, fills...)
 	s.facts.merge(f)
 }
 
@@ -475,6 +478,10 @@ func (s *session) readOne(g *segment) error {
 	if err != nil {
 		return err
 	}
+	fills, err := readFills(h.db)
+	if err != nil {
+		return err
+	}
 	f, err := readFacts(h.db)
 	if err != nil {
 		return err
@@ -494,7 +501,7 @@ func (s *session) readOne(g *segment) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	g.lines, g.opened = lines, info.Opened
-	s.addIndex(g, h.idx, holes, f)
+	s.addIndex(g, h.idx, holes, fills, f)
 	s.mem = append(s.mem, s.takeTails(g, tails, 0)...)
 	return nil
 }

@@ -15,4 +15,5 @@ var commands = []func(*env) *cobra.Command{
 	newSessionsCmd,
 	newShowCmd,
 	newVerifyCmd,
+	newRepairCmd,
 }

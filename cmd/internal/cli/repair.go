@@ -1,0 +1,162 @@
+package cli
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"time"
+
+	"github.com/dustin/go-humanize"
+	"github.com/spf13/cobra"
+
+	"github.com/moldtape/moldtape/cmd/internal/repair"
+	"github.com/moldtape/moldtape/store"
+)
+
+type repairFlags struct {
+	from   []string
+	budget time.Duration
+}
+
+func newRepairCmd(e *env) *cobra.Command {
+	f := repairFlags{budget: 10 * time.Second}
+	c := &cobra.Command{
+		Use:   "repair SESSION --from ADDR|ARCHIVE",
+		Short: "Fill the holes of a recorded session from a request server or another archive",
+		Long: `Fill the holes of a recorded session. A request server (host:port) is asked for
+what is missing; another archive (a directory) gives its messages with their
+times and packets. Several --from are used in turn. Two archives heal each other.
+
+First what both sides hold at the edges of the holes is compared; a difference
+ends the repair with exit 1, and nothing is mixed. Each fill is put on record
+with its source. Holes that are left are named, exit 1.
+
+A session that is being captured is not repaired: its capture asks its own
+servers for what is missing.`,
+		Example: "  moldtape repair itch/000007525B --from 10.1.2.3:26400 --from /mnt/peer/moldtape --archive /var/lib/moldtape",
+		Args: func(_ *cobra.Command, args []string) error {
+			if len(args) != 1 {
+				return usagef("repair: want one SESSION, like CHANNEL/SESSION; `moldtape sessions` lists them")
+			}
+			return nil
+		},
+		RunE: func(c *cobra.Command, args []string) error { return e.repair(c.Context(), args[0], f) },
+	}
+	fl := c.Flags()
+	fl.StringArrayVar(&f.from, "from", nil, "request server `ADDR` (host:port), or directory of another archive (repeat)")
+	fl.Var(durationValue{&f.budget}, "nak-budget", "how long a server is asked for a range without an answer")
+	e.addArchive(c)
+	e.addJSON(c, "one JSON document on stdout")
+	return c
+}
+
+// repairReport is `repair --json`.
+type repairReport struct {
+	Session string `json:"session"`
+	OK      bool   `json:"ok"`
+	repair.Result
+}
+
+func (e *env) repair(ctx context.Context, name string, f repairFlags) error {
+	if len(f.from) == 0 {
+		return usagef("--from is missing: want a request server host:port, or the directory of another archive")
+	}
+	if f.budget <= 0 {
+		return usagef("--nak-budget %v: want more than 0", f.budget)
+	}
+	o := store.DefaultOptions()
+	o.Log, o.Wait = e.log, true
+	a, err := store.Open(e.archiveDir(), o)
+	if err != nil {
+		return err
+	}
+	defer a.Close()
+	ref, err := a.Find(name)
+	if err != nil {
+		return err
+	}
+	var sources []repair.Source
+	for _, s := range f.from {
+		src, done, err := e.repairSource(s, ref, f)
+		if err != nil {
+			return err
+		}
+		defer done()
+		sources = append(sources, src)
+	}
+	w, err := a.Writer(ref.Channel, ref.Session, ref.Take)
+	if errors.Is(err, store.ErrLocked) {
+		return faultf("%v is being captured: the capture itself asks its request servers for what is missing, in the background; repair it when that has stopped", ref)
+	}
+	if err != nil {
+		return err
+	}
+	out := repairReport{Session: ref.String()}
+	out.Result, err = repair.Run(ctx, w, sources, e.log)
+	if e := w.Close(); err == nil {
+		err = e
+	}
+	out.OK = err == nil && len(out.Remaining) == 0
+	if e.json {
+		if err := e.printJSON(out); err != nil {
+			return err
+		}
+	} else {
+		e.printRepair(out)
+	}
+	switch {
+	case err != nil:
+		return interrupted(ctx, err)
+	case len(out.Remaining) > 0:
+		return faultf("%v: %d holes are left, the first is %d..%d", ref, len(out.Remaining), out.Remaining[0].FirstSeq, out.Remaining[0].LastSeq)
+	}
+	return nil
+}
+
+// repairSource opens one --from. done lets go of it.
+func (e *env) repairSource(s string, ref store.Ref, f repairFlags) (src repair.Source, done func(), err error) {
+	if st, err := os.Stat(s); err == nil && st.IsDir() {
+		if same(s, e.archiveDir()) {
+			return nil, nil, usagef("--from %s: is the archive to repair; want another one", s)
+		}
+		o := store.DefaultOptions()
+		o.Log = e.log
+		a, err := store.Open(s, o)
+		if err != nil {
+			return nil, nil, fmt.Errorf("--from %s: %w", s, err)
+		}
+		from, err := repair.OpenArchive(a, ref, e.log)
+		if err != nil {
+			a.Close()
+			return nil, nil, fmt.Errorf("--from %s: %w", s, err)
+		}
+		return from, func() { a.Close() }, nil
+	}
+	addr, err := resolve4("--from", s)
+	if err != nil {
+		return nil, nil, usagef("--from %q: want the host:port of a request server (IPv4), or the directory of another archive", s)
+	}
+	return &repair.Server{Session: ref.Session, Addr: addr, Budget: f.budget, Log: e.log}, func() {}, nil
+}
+
+// same reports whether two paths name one directory.
+func same(a, b string) bool {
+	x, err := os.Stat(a)
+	if err != nil {
+		return false
+	}
+	y, err := os.Stat(b)
+	return err == nil && os.SameFile(x, y)
+}
+
+func (e *env) printRepair(r repairReport) {
+	for _, f := range r.Filled {
+		fmt.Fprintf(e.stdout, "%s %d..%d filled from %s\n", r.Session, f.FirstSeq, f.LastSeq, f.Source)
+	}
+	for _, h := range r.Remaining {
+		fmt.Fprintf(e.stdout, "%s %d..%d missing (%s)\n", r.Session, h.FirstSeq, h.LastSeq, h.Reason)
+	}
+	fmt.Fprintf(e.stderr, "%d holes: %s messages filled, %d holes left; %s messages at their edges are the same\n",
+		r.Holes, humanize.Comma(int64(r.Messages)), len(r.Remaining), humanize.Comma(int64(r.Compared)))
+}

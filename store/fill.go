@@ -1,0 +1,82 @@
+package store
+
+import (
+	"encoding/binary"
+	"encoding/json"
+	"time"
+
+	"github.com/cockroachdb/pebble/v2"
+
+	"github.com/moldtape/moldtape/moldcast"
+)
+
+// Fill is the record of a range that was brought in later: a hole filled, or
+// what was damaged replaced.
+type Fill struct {
+	Range  moldcast.Range
+	Time   moldcast.Stamp // when; 0 for Writer.Filled: now
+	Node   string         // of the archive that did it; set by Writer.Filled
+	By     string         // what did it: repair
+	Source string         // where the messages came from: an address, or an archive and session
+}
+
+// fillRecord is Fill as it is stored.
+type fillRecord struct {
+	First  moldcast.Seq   `json:"first_seq"`
+	Next   moldcast.Seq   `json:"next_seq"`
+	Time   moldcast.Stamp `json:"time_ns"`
+	Node   string         `json:"node"`
+	By     string         `json:"by"`
+	Source string         `json:"source"`
+}
+
+func fillKey(dst []byte, f fillRecord) []byte {
+	return binary.BigEndian.AppendUint64(seqKey(dst, keyFill, uint64(f.Time)), uint64(f.First))
+}
+
+func readFills(db *pebble.DB) (out []fillRecord, err error) {
+	err = scan(db, keyFill, func(_, v []byte) error {
+		var f fillRecord
+		if err := json.Unmarshal(v, &f); err != nil {
+			return err
+		}
+		out = append(out, f)
+		return nil
+	})
+	return out, err
+}
+
+// Filled puts on record that a range was brought in later, and from where. It
+// is a fact of the segment that is open, and of its seal.
+func (w *Writer) Filled(f Fill) {
+	if f.Range.Empty() {
+		return
+	}
+	s := w.s
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if w.closing {
+		return
+	}
+	if f.Time == 0 {
+		f.Time = moldcast.StampOf(w.a.o.Clock())
+	}
+	r := fillRecord{First: f.Range.First, Next: f.Range.Next, Time: f.Time, Node: w.a.o.Node, By: f.By, Source: f.Source}
+	b, err := json.Marshal(r)
+	if err != nil {
+		return // it has no member that cannot be marshalled
+	}
+	s.fills = append(s.fills, r)
+	w.records = append(w.records, record{fillKey(nil, r), b})
+	w.touch()
+}
+
+// FillInfo is one Fill; both ends inclusive.
+type FillInfo struct {
+	FirstSeq moldcast.Seq `json:"first_seq"`
+	LastSeq  moldcast.Seq `json:"last_seq"`
+	Time     time.Time    `json:"time"`
+	Node     string       `json:"node"`
+	By       string       `json:"by"`
+	Source   string       `json:"source"`
+}
