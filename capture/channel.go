@@ -23,6 +23,9 @@ const (
 	alarmEvery  = 10 * time.Second // a trouble that lasts is logged so often
 	maxRecent   = 256              // closed sessions remembered for Status
 
+	stopQuiet = 20 * time.Millisecond
+	stopLimit = time.Second
+
 	flushTries = 500 // of 10 ms: how long a stop waits for room in the store
 	flushPause = 10 * time.Millisecond
 )
@@ -54,7 +57,8 @@ type Channel struct {
 		failed error           // the first failure to close one
 	}
 
-	writeAlarm, openAlarm moldcast.Instant // when each may be logged again
+	writeAlarm, openAlarm, holeAlarm moldcast.Instant // when each may be logged again
+	quietHoles                       uint64           // on record since the last that was logged
 }
 
 // tap is a socket that one or more lines are heard on.
@@ -161,8 +165,9 @@ func (c *Channel) Lines() []string {
 func (c *Channel) Run(ctx context.Context) (Status, error) {
 	err := c.engine(ctx)
 	close(c.ended)
+	c.readOut()
 	c.closeSockets()
-	for c.drain() { // what was received before the sockets closed
+	for c.drain() {
 	}
 	// What waited becomes islands. A full store takes them as it gets room; one
 	// that gets none leaves them missing, to be repaired by the next capture.
@@ -175,6 +180,39 @@ func (c *Channel) Run(ctx context.Context) (Status, error) {
 	c.closing.Wait()
 	status := c.status()
 	return status, errors.Join(err, c.mu.failed)
+}
+
+// readOut takes what the kernel had received when the stop came: until the
+// receive threads have found nothing for a while, stopQuiet, or stopLimit has
+// passed on a line that never falls silent.
+func (c *Channel) readOut() {
+	end := time.After(stopLimit)
+	for {
+		quiet := time.NewTimer(stopQuiet)
+		signal := c.wake.Arm()
+		if c.waiting() {
+			c.wake.Disarm()
+			quiet.Stop()
+			c.drain()
+			continue
+		}
+		select {
+		case <-signal:
+		case <-quiet.C:
+			c.wake.Disarm()
+			return
+		case <-end:
+			c.wake.Disarm()
+			return
+		}
+		c.wake.Disarm()
+		quiet.Stop()
+		select {
+		case <-end:
+			return
+		default:
+		}
+	}
 }
 
 // Close releases the sockets of a Channel that is not, or no longer, run.
@@ -471,7 +509,12 @@ func (o output) Mark(s *arbiter.Session, m moldcast.Mark) { o.sink(s).Mark(m) }
 
 func (o output) Hole(s *arbiter.Session, h moldcast.Hole) {
 	o.sink(s).Hole(h)
-	o.c.cfg.Log.Warn("hole on record; asked for in the background", "channel", o.c.cfg.Channel, "session", s.Name(), "range", h.Range, "messages", h.Range.Len())
+	if c := o.c; c.alarm(&c.holeAlarm) {
+		c.cfg.Log.Warn("hole on record; asked for in the background", "channel", c.cfg.Channel, "session", s.Name(), "range", h.Range, "messages", h.Range.Len(), "holes_not_logged", c.quietHoles)
+		c.quietHoles = 0
+	} else {
+		c.quietHoles++
+	}
 }
 
 func (o output) Ended(s *arbiter.Session) {

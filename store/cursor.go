@@ -27,9 +27,20 @@ type Cursor struct {
 	i    int
 	next moldcast.Seq
 
-	own    block.Block // of ownKey
-	ownKey blockKey
-	dec    *block.Decoder
+	own  [ownBlocks]ownBlock
+	tick uint64 // of own
+	read int    // blocks decoded
+	dec  *block.Decoder
+}
+
+// ownBlocks is how many decoded blocks a cursor keeps: where fills came late,
+// the runs of a block and of the one or two that hold its fills alternate.
+const ownBlocks = 4
+
+type ownBlock struct {
+	key  blockKey // zero: nothing
+	used uint64
+	b    block.Block
 }
 
 // Seq is the sequence at which the next piece begins, or a hole.
@@ -125,11 +136,11 @@ func (c *Cursor) fill() error {
 		k := blockKey{p.seg, p.blk.first}
 		b := s.a.cache.get(k)
 		if b == nil {
-			if err := c.decode(k); err != nil {
+			var err error
+			if b, err = c.decode(k); err != nil {
 				c.q = p.r.Next
 				return p.seg.corrupt(p.r, err)
 			}
-			b = &c.own
 		}
 		i, held := b.Find(c.q)
 		if !held {
@@ -155,20 +166,32 @@ func (c *Cursor) fill() error {
 	return io.EOF
 }
 
-// decode reads a block into the cursor's own: a scan does not push out of the
-// cache what is asked for again and again.
-func (c *Cursor) decode(k blockKey) (err error) {
-	if c.ownKey == k {
-		return nil // another run of it
-	}
-	c.ownKey = blockKey{}
-	if c.dec == nil {
-		if c.dec, err = block.NewDecoder(block.DecoderOptions{}); err != nil {
-			return err
+// decode reads a block into one of the cursor's own: a scan does not push out
+// of the cache what is asked for again and again.
+func (c *Cursor) decode(k blockKey) (*block.Block, error) {
+	c.tick++
+	oldest := &c.own[0]
+	for i := range c.own {
+		o := &c.own[i]
+		if o.key == k { // another run of it
+			o.used = c.tick
+			return &o.b, nil
+		}
+		if o.used < oldest.used {
+			oldest = o
 		}
 	}
-	if err = k.seg.decode(c.v.s.a.table, k.first, c.dec, &c.own); err == nil {
-		c.ownKey = k
+	if c.dec == nil {
+		var err error
+		if c.dec, err = block.NewDecoder(block.DecoderOptions{}); err != nil {
+			return nil, err
+		}
 	}
-	return err
+	oldest.key = blockKey{}
+	c.read++
+	if err := k.seg.decode(c.v.s.a.table, k.first, c.dec, &oldest.b); err != nil {
+		return nil, err
+	}
+	oldest.key, oldest.used = k, c.tick
+	return &oldest.b, nil
 }

@@ -185,6 +185,46 @@ func TestCursorFollows(t *testing.T) {
 	}
 }
 
+// Where every other message was filled late, the runs of the first blocks and
+// of those with the fills alternate: each block is decoded about once all the same.
+func TestCursorOverFills(t *testing.T) {
+	const n = 4000
+	a := create(t, testOptions(vfs.NewMem()))
+	w := writer(t, a, "S")
+	for from := moldcast.Seq(1); from <= 2; from++ {
+		for q := from; q <= n; q += 2 {
+			put(t, w, piece(q, 1))
+		}
+		if err := w.Flush(context.Background()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := w.Close(); err != nil {
+		t.Fatal(err)
+	}
+	v := view(t, a, w.Ref())
+	check(t, v, moldcast.Range{First: 1, Next: n + 1})
+	c := v.Cursor(1)
+	for {
+		if _, err := c.Next(); err == io.EOF {
+			break
+		} else if err != nil {
+			t.Fatal(err)
+		}
+	}
+	d, err := a.Show(w.Ref())
+	if err != nil {
+		t.Fatal(err)
+	}
+	blocks := 0
+	for _, g := range d.SegmentList {
+		blocks += g.Blocks
+	}
+	if blocks < 10 || c.read > blocks+2 { // one block reaches over both rounds
+		t.Errorf("decoded %d times to read %d blocks", c.read, blocks)
+	}
+}
+
 func TestSeqAt(t *testing.T) {
 	a := create(t, testOptions(vfs.NewMem()))
 	w := writer(t, a, "S")

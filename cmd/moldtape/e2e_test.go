@@ -572,6 +572,34 @@ func httpStatus(t *testing.T, addr string) map[string]any {
 	return m
 }
 
+// What the kernel holds for a capture when it is told to stop is stored too.
+func TestStopReadsOutTheSocket(t *testing.T) {
+	const n = 3000
+	dir := t.TempDir()
+	capture := moldtape(t, dir, "capture", "--line", "127.0.0.1:0", "--http", "127.0.0.1:0")
+	ready := capture.event("ready")
+	out := lineAddrs(t, ready)[0]
+	send := func(first, next moldcast.Seq) {
+		if _, err := out.Write(packet(first, next)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	send(1, 2)
+	send(2, 3)
+	waitStatus(t, ready["http"].(string), func(s map[string]any) bool { return num(t, s, "messages") == 2 })
+	capture.signal(syscall.SIGSTOP)
+	for q := moldcast.Seq(3); q <= n; q += 2 {
+		send(q, q+2)
+	}
+	capture.signal(syscall.SIGTERM)
+	capture.signal(syscall.SIGCONT)
+	stopped := capture.event("stopped")
+	capture.exit(0)
+	if num(t, stopped, "messages") != n || num(t, stopped, "kernel_dropped") != 0 {
+		t.Errorf("stopped: %v", stopped)
+	}
+}
+
 // kill -9 under load: what was durable is there, the capture resumes, and the
 // rest is repaired.
 func TestKilledCaptureResumes(t *testing.T) {

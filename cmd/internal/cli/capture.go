@@ -20,6 +20,9 @@ import (
 	"github.com/spf13/cobra"
 )
 
+// maxNakRetry is where the back-off of requests ends.
+const maxNakRetry = 250 * time.Millisecond
+
 type captureFlags struct {
 	channel        string
 	lines          []string
@@ -133,6 +136,12 @@ func (f *captureFlags) config(e *env) (capture.Config, error) {
 	if f.reorderBytes < arbiter.MinReorderBytes {
 		return cfg, usagef("--reorder-bytes %d: want at least %d", f.reorderBytes, arbiter.MinReorderBytes)
 	}
+	if f.nakBudget <= 0 {
+		return cfg, usagef("--nak-budget 0: want a time above 0; --on-loss stall never gives a gap up")
+	}
+	if f.nakRetry <= 0 || f.nakRetry > maxNakRetry {
+		return cfg, usagef("--nak-retry %v: want a time above 0, at most %v", f.nakRetry, maxNakRetry)
+	}
 	if f.reorderWait == 0 {
 		cfg.ReorderWait = -1 // an explicit 0 is "do not wait"
 	}
@@ -217,7 +226,7 @@ func runCapture(ctx context.Context, e *env, f *captureFlags) error {
 	opts := store.DefaultOptions()
 	opts.Log, opts.Sync, opts.SegmentSize, opts.SegmentTime = e.log, f.sync, f.segmentSize, f.segmentTime
 	if err := opts.Validate(); err != nil {
-		return usagef("%v", err)
+		return usagef("--segment-size, --segment-time, --sync: %v", err)
 	}
 	if f.retransmitAddr != "" {
 		if _, err := requestAddr("--retransmit-listen", f.retransmitAddr); err != nil {
