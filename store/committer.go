@@ -741,8 +741,8 @@ func (w *Writer) confirm(it item) {
 		m.state = blockDurable
 		x.add(&m.parsed, m.id)
 		it.seg.lines = addLines(it.seg.lines, m.lines)
+		s.addRuns(m.parsed.Runs, it.seg)
 		for _, r := range m.parsed.Runs {
-			s.addRun(r, it.seg)
 			s.synced.Add(r)
 		}
 		n := m.size()

@@ -84,17 +84,11 @@ func (x *index) add(h *block.Header, id uint64) {
 		first: h.First(), messages: h.Messages, raw: h.RawLen, stored: h.StoredLen,
 		minTime: h.MinTime, maxTime: h.MaxTime, markMin: h.MarkMin, markMax: h.MarkMax,
 	})
+	runs := make([]runRef, len(h.Runs))
 	for i, r := range h.Runs {
-		ref := runRef{r: r, times: h.Times[i], blk: blk}
-		if n := len(x.runs); n == 0 || x.runs[n-1].r.First < r.First {
-			x.runs = append(x.runs, ref)
-			continue
-		}
-		at := x.after(r.First)
-		x.runs = append(x.runs, runRef{})
-		copy(x.runs[at+1:], x.runs[at:])
-		x.runs[at] = ref
+		runs[i] = runRef{r: r, times: h.Times[i], blk: blk}
 	}
+	x.insertRuns(runs)
 }
 
 // after is the first run that ends beyond q.

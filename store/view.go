@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"sort"
 
 	"github.com/moldtape/moldtape/moldcast"
 )
@@ -391,11 +392,8 @@ func (s *session) locateRun(q moldcast.Seq) (place, moldcast.Seq) {
 		switch p.where {
 		case inMemory:
 			rs := p.mem.cov.Ranges()
-			for i := range rs {
-				if rs[i].Contains(q) {
-					start = rs[i].First
-				}
-			}
+			i := sort.Search(len(rs), func(i int) bool { return rs[i].Next > q })
+			start = rs[i].First // locate found q there
 		case inBlock:
 			x := p.seg.idx.Load()
 			if x == nil {

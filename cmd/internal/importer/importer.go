@@ -8,7 +8,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"math/bits"
 	"slices"
 	"time"
 
@@ -55,8 +54,7 @@ type Session struct {
 	fresh  bool // nothing was held when it was opened
 	ended  bool
 
-	top     moldcast.Seq // one past the highest message heard live
-	topTime moldcast.Stamp
+	heard heard
 
 	// A heartbeat has no sequence of its own by which a second import of it
 	// could be told. It is recorded where the messages around it were new.
@@ -125,10 +123,15 @@ func (im *Importer) Session(channel string, s moldcast.Session) (*Session, error
 		return nil, err
 	}
 	held := w.Held()
-	x := &Session{w: w, older: older, fresh: held.First == 0, ended: held.Ended, top: held.Head, topTime: held.HeadTime}
+	x := &Session{w: w, older: older, fresh: held.First == 0, ended: held.Ended}
 	x.Channel, x.Session, x.Take = channel, s.String(), w.Ref().Take
 	v := w.View()
 	x.groups = slices.Clone(v.Groups())
+	var first moldcast.Stamp
+	if t := v.Info().FirstTime; t != nil {
+		first = moldcast.StampOf(*t)
+	}
+	x.heard = newHeard(held, first)
 	if err := v.Close(); err != nil {
 		return nil, err
 	}
@@ -215,8 +218,8 @@ func (x *Session) inOlder(seq moldcast.Seq, one moldcast.Messages) (bool, error)
 
 func (x *Session) add(p moldcast.Piece) error {
 	total := p.Msgs.Len()
-	if next := p.Range().Next; p.Flags&moldcast.Repaired == 0 && next > x.top {
-		x.top, x.topTime = next, p.Time
+	if p.Flags&moldcast.Repaired == 0 {
+		x.heard.add(p.Range(), p.Time)
 	}
 	stored, err := x.w.Append(p)
 	if err != nil {
@@ -288,31 +291,7 @@ func (x *Session) Mark(m moldcast.Mark) {
 // sequence between the nearest messages heard live on both sides (one only: its
 // time; none: heard).
 func (x *Session) Between(seq moldcast.Seq, heard moldcast.Stamp) moldcast.Stamp {
-	held := x.w.Held()
-	i, ok := slices.BinarySearchFunc(held.Holes, seq, func(h moldcast.Hole, s moldcast.Seq) int {
-		switch {
-		case h.Range.Next <= s:
-			return -1
-		case h.Range.First > s:
-			return 1
-		}
-		return 0
-	})
-	before, after, r := x.topTime, moldcast.Stamp(0), moldcast.Range{}
-	if ok {
-		before, after, r = held.Holes[i].Before, held.Holes[i].After, held.Holes[i].Range
-	}
-	switch {
-	case before == 0 && after == 0:
-		return heard
-	case before == 0:
-		return after
-	case after <= before:
-		return before
-	}
-	hi, lo := bits.Mul64(uint64(after-before), uint64(seq-r.First)+1)
-	q, _ := bits.Div64(hi, lo, r.Len()+1) // seq lies in r, so this is less than after-before
-	return before + moldcast.Stamp(q)
+	return x.heard.between(seq, heard)
 }
 
 // Sessions is every session opened, in order.
