@@ -688,7 +688,7 @@ func (w *Writer) compress(enc *block.Encoder) {
 
 // encode compresses m, whose builder no longer changes.
 func (m *memBlock) encode(enc *block.Encoder) error {
-	header, body, err := enc.Encode(m.buf[:0], m.b, block.EncodeOptions{})
+	header, body, err := enc.Encode(m.buf[:0], m.b, block.EncodeOptions{Patch: m.patch})
 	if err != nil {
 		return err
 	}

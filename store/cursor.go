@@ -138,12 +138,14 @@ func (c *Cursor) fill() error {
 		if b == nil {
 			var err error
 			if b, err = c.decode(k); err != nil {
+				s.damaged(p.seg, k.first, p.r, err)
 				c.q = p.r.Next
 				return p.seg.corrupt(p.r, err)
 			}
 		}
 		i, held := b.Find(c.q)
 		if !held {
+			s.damaged(p.seg, k.first, p.r, errNotInBlock)
 			c.q = p.r.Next
 			return p.seg.corrupt(p.r, errNotInBlock)
 		}
@@ -151,11 +153,16 @@ func (c *Cursor) fill() error {
 		return nil
 	case inSegment:
 		if _, err := p.seg.loadIndex(s.a.table); err != nil {
+			s.damagedSegment(p.seg, err)
 			c.q = p.r.Next
 			return p.seg.corrupt(p.r, err)
 		}
 		return nil
+	case onRecord:
+		c.q = p.r.Next
+		return p.seg.corrupt(p.r, p.err)
 	case lostBlock:
+		s.damaged(p.seg, 0, p.r, errNoHeader)
 		c.q = p.r.Next
 		return p.seg.corrupt(p.r, errNoHeader)
 	case inHole:

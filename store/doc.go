@@ -10,6 +10,7 @@
 //	    session.json                   identity, first sequence, groups of the lines
 //	    000001.seg/                    a Pebble store, numbered by order of creation
 //	      seal.json                    once sealed
+//	    damaged/000001-123.json        block 123 of that segment failed its checks
 //	    000002.seg/ …
 //
 // moldtape.json, session.json and seal.json are written beside their place,
@@ -64,11 +65,25 @@
 //   - What is stored is never overwritten: Append stores only what is not held.
 //   - No two blocks hold the same sequence, but for one that replaces a damaged one.
 //   - durable moves only after a sync that succeeded, and neither it nor next
-//     passes a hole. Both move down only when a lower first sequence comes up.
+//     passes a hole. Both move down only when a lower first sequence comes up,
+//     or damage is found.
 //   - Holes are the complement of coverage between first and head (the end, of
 //     an ended session): records only give reasons.
 //   - A byte that no checksum vouches for is not served: every block is checked
 //     when it is decoded, beyond what Pebble checks.
+//
+// # Damage
+//
+// A block that fails its checks, when it is read or verified, is put on record
+// in a file of its own under damaged/, by whoever met it, and in memory. From
+// then on what it holds is not covered: it is a hole, with the reason damaged,
+// readers get a *CorruptError with the range, and durable and next stand
+// before it. A disk that cannot be read at the moment damages nothing. What
+// Append is given for such a range goes into a block of another segment that
+// is flagged as a patch: the only kind that may overlap others, and it prevails.
+// The seal lists what patches hold. So coverage, holes and hashes are right
+// again, in every process that reads the new seal; Verify goes on listing the
+// damage, as replaced. A block on record that Verify reads well is taken off it.
 //
 // # Crashes, one by one
 //
@@ -80,6 +95,8 @@
 //	rolling                 two unsealed segments: both are recovered, the older one sealed first
 //	sealing                 no seal.json: recovered and sealed again; seal.json.tmp is written over
 //	writing session.json    the old one, or it is made again
+//	noting damage           the file is there or not: the next who reads the block writes it
+//	replacing damage        until the patch is durable the record of the damage holds
 //
 // # Failed writes
 //

@@ -19,6 +19,8 @@ type index struct {
 	marks  []markRef
 	bad    []badHeader
 
+	patches []moldcast.Range // what blocks hold that replace damaged ones
+
 	messages, packets, markCount uint64
 	bytesRaw, bytesStored        uint64
 	minTime, maxTime             moldcast.Stamp // zero without messages
@@ -84,6 +86,9 @@ func (x *index) add(h *block.Header, id uint64) {
 		first: h.First(), messages: h.Messages, raw: h.RawLen, stored: h.StoredLen,
 		minTime: h.MinTime, maxTime: h.MaxTime, markMin: h.MarkMin, markMax: h.MarkMax,
 	})
+	if h.Patch {
+		x.patches = append(x.patches, h.Runs...)
+	}
 	runs := make([]runRef, len(h.Runs))
 	for i, r := range h.Runs {
 		runs[i] = runRef{r: r, times: h.Times[i], blk: blk}

@@ -205,7 +205,8 @@ type seal struct {
 	Sealed  time.Time `json:"sealed"`
 	Prev    string    `json:"prev"` // sum of the seal before; empty in a first one
 	facts
-	Coverage    [][2]moldcast.Seq `json:"coverage"` // inclusive
+	Coverage    [][2]moldcast.Seq `json:"coverage"`          // inclusive
+	Patches     [][2]moldcast.Seq `json:"patches,omitempty"` // of it, what blocks hold that replace damaged ones
 	Messages    uint64            `json:"messages"`
 	Packets     uint64            `json:"packets"`
 	Marks       uint64            `json:"marks"`
@@ -227,9 +228,11 @@ type seal struct {
 	Sum string `json:"-"`
 }
 
-func (s *seal) ranges() []moldcast.Range {
-	out := make([]moldcast.Range, len(s.Coverage))
-	for i, c := range s.Coverage {
+func (s *seal) ranges() []moldcast.Range { return exclusive(s.Coverage) }
+
+func exclusive(in [][2]moldcast.Seq) []moldcast.Range {
+	out := make([]moldcast.Range, len(in))
+	for i, c := range in {
 		out[i] = moldcast.Range{First: c[0], Next: c[1] + 1}
 	}
 	return out

@@ -16,7 +16,7 @@ type RunHash struct {
 }
 
 // Root is the content hash of each run of what v holds within r, in order.
-// Errors: those of reading, *CorruptError among them, and that of ctx.
+// What is damaged is not held. Errors: those of reading and that of ctx.
 func Root(ctx context.Context, v *View, r moldcast.Range) ([]RunHash, error) {
 	var out []RunHash
 	var h *block.Content
@@ -34,7 +34,7 @@ func Root(ctx context.Context, v *View, r moldcast.Range) ([]RunHash, error) {
 			return nil, ctx.Err()
 		}
 		p, err := c.Next()
-		if hole := (*moldcast.HoleError)(nil); asHole(err, &hole) {
+		if hole := (*moldcast.HoleError)(nil); asHole(err, &hole) || asDamage(err) {
 			end()
 			continue
 		}
@@ -55,6 +55,11 @@ func Root(ctx context.Context, v *View, r moldcast.Range) ([]RunHash, error) {
 			return nil, err
 		}
 	}
+}
+
+func asDamage(err error) bool {
+	e, ok := err.(*CorruptError)
+	return ok && isDamage(e.Err)
 }
 
 func asHole(err error, to **moldcast.HoleError) bool {

@@ -247,6 +247,7 @@ func (g *segment) finish(a *Archive, prev string) (*seal, error) {
 	for _, r := range x.coverage() {
 		s.Coverage = append(s.Coverage, [2]moldcast.Seq{r.First, r.Next - 1})
 	}
+	s.Patches = inclusive(x.patches)
 	for i, d := range digests {
 		s.BlockHashes[i] = hex.EncodeToString(d[:])
 	}
@@ -359,7 +360,7 @@ func (g *segment) decode(t *table, first moldcast.Seq, dec *block.Decoder, into 
 			return err
 		}
 		if h.Session != g.id.Session || h.First() != first {
-			return errors.New("block under a wrong key")
+			return errWrongKey
 		}
 		return dec.Decode(h, body, into)
 	})

@@ -40,9 +40,11 @@ type session struct {
 	end    moldcast.Seq
 	holes  holeMap
 	fills  []fillRecord
-	mem    []*memBlock // in order of their ids; the last one open, where w is set
-	w      *Writer     // who writes it in this process
-	loaded time.Time   // when the directory was last looked at
+	damage []damageRecord // all that is on record
+	lost   []lostSpan     // by sequence: of that, what nothing replaces
+	mem    []*memBlock    // in order of their ids; the last one open, where w is set
+	w      *Writer        // who writes it in this process
+	loaded time.Time      // when the directory was last looked at
 	made   time.Time
 }
 
@@ -63,6 +65,7 @@ type memBlock struct {
 	state blockState
 	pins  int // cursors that read it without the lock
 
+	patch    bool    // it holds what replaces a damaged block
 	unsynced gap.Set // of cov, what no tail record holds
 	marked   int     // marks of b that a tail record holds
 	tails    uint32  // tail records written
@@ -102,7 +105,11 @@ func (s *session) first() moldcast.Seq {
 		if b := s.cov.Bounds().First; f == 0 || b < f {
 			f = b
 		}
-	} else if f == 0 {
+	}
+	if len(s.lost) > 0 && (f == 0 || s.lost[0].r.First < f) {
+		f = s.lost[0].r.First
+	}
+	if f == 0 {
 		f = s.mark
 	}
 	return f
@@ -110,10 +117,14 @@ func (s *session) first() moldcast.Seq {
 
 // head is one past the highest stored. REQUIRES: mu.
 func (s *session) head() moldcast.Seq {
-	if s.cov.Len() == 0 {
+	h := s.cov.Bounds().Next
+	if n := len(s.lost); n > 0 {
+		h = max(h, s.lost[n-1].r.Next)
+	}
+	if h == 0 {
 		return s.first()
 	}
-	return s.cov.Bounds().Next
+	return h
 }
 
 // limit is where holes end: the head, or the end of the session where that
@@ -198,6 +209,7 @@ const (
 	inBlock                // in a block of seg, by its index
 	inSegment              // in seg, whose index is not in memory
 	lostBlock              // in seg by its seal, but no sound header says so
+	onRecord               // in seg, on record as damaged
 	inHole
 	beyond
 	below
@@ -212,6 +224,7 @@ type place struct {
 	seg   *segment
 	blk   blockRef
 	times block.RunTimes
+	err   error // of what is on record as damaged
 }
 
 // locate finds q. REQUIRES: mu.
@@ -246,12 +259,18 @@ func (s *session) locate(q moldcast.Seq) place {
 		}
 		return p
 	}
+	if l := s.lostAt(q); l != nil && l.r.First <= q {
+		return place{where: onRecord, r: moldcast.Range{First: q, Next: l.r.Next}, seg: l.seg, err: l.err}
+	}
 	limit := s.limit()
 	switch {
 	case q >= limit:
 		return place{where: beyond, r: moldcast.Range{First: q, Next: q}}
 	case q < s.first():
 		return place{where: below, r: moldcast.Range{First: q, Next: s.first()}}
+	}
+	if l := s.lostAt(q); l != nil {
+		limit = min(limit, l.r.First)
 	}
 	part, _ := s.cov.Cut(moldcast.Range{First: q, Next: limit})
 	return place{where: inHole, r: part}
@@ -324,6 +343,7 @@ func (s *session) refresh() error {
 		g.sealed, g.seal, g.fault = s.a.readSeal(g)
 		fresh = append(fresh, g)
 	}
+	damage := s.loadDamage()
 	slices.SortFunc(fresh, func(a, b *segment) int { return a.num - b.num })
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -349,6 +369,7 @@ func (s *session) refresh() error {
 			s.addSeal(g)
 		}
 	}
+	s.takeDamage(damage)
 	return nil
 }
 
@@ -362,6 +383,9 @@ func (s *session) insert(g *segment) {
 func (s *session) addSeal(g *segment) {
 	for _, r := range g.seal.ranges() {
 		s.addDurable(r, g)
+	}
+	for _, r := range exclusive(g.seal.Patches) {
+		s.addPatch(r, g)
 	}
 	if g.seal.Marks > 0 {
 		s.noteMark(g.seal.MarkMin)
@@ -402,6 +426,10 @@ func (s *session) addIndex(g *segment, x *index, holes []holeRecord, fills []fil
 	for _, r := range x.coverage() {
 		s.addDurable(r, g)
 	}
+	for _, r := range x.patches {
+		s.addPatch(r, g)
+	}
+	s.applyDamage()
 	if x.markCount > 0 {
 		s.noteMark(x.markMin)
 	}
@@ -525,6 +553,10 @@ func (s *session) takeTails(g *segment, tails []tailRecord, id uint64) (out []*m
 			if m.b.Append(q) != nil {
 				return false
 			}
+		}
+		if l := s.lostAt(q.First); l != nil && l.r.First < q.Range().Next {
+			m.patch = true
+			s.found(q.Range())
 		}
 		m.cov.Add(q.Range())
 		s.cov.Add(q.Range())

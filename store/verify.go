@@ -30,6 +30,7 @@ type Report struct {
 	Bytes    uint64   `json:"bytes"`   // of stored blocks
 	Skipped  []string `json:"skipped"` // segments that are being written
 	Faults   []Fault  `json:"faults"`
+	Replaced []Fault  `json:"replaced"` // damage of which good blocks hold every message
 }
 
 // Fault is one thing that is wrong.
@@ -75,7 +76,7 @@ func (a *Archive) Verify(ctx context.Context, refs []Ref, progress func(Progress
 			return Report{}, err
 		}
 	}
-	v := &verification{a: a, progress: progress, rep: Report{Skipped: []string{}, Faults: []Fault{}}}
+	v := &verification{a: a, progress: progress, rep: Report{Skipped: []string{}, Faults: []Fault{}, Replaced: []Fault{}}}
 	for _, r := range refs {
 		if _, err := a.o.FS.Stat(a.sessionDir(r)); isNotExist(err) {
 			return Report{}, a.notFound(r.String(), ErrNotFound)
@@ -98,7 +99,13 @@ func (a *Archive) Verify(ctx context.Context, refs []Ref, progress func(Progress
 			return v.rep, err
 		}
 	}
-	slices.SortStableFunc(v.rep.Faults, func(x, y Fault) int {
+	sortFaults(v.rep.Faults)
+	sortFaults(v.rep.Replaced)
+	return v.rep, nil
+}
+
+func sortFaults(fs []Fault) {
+	slices.SortStableFunc(fs, func(x, y Fault) int {
 		if x.Session != y.Session {
 			return 0 // in the order of refs already
 		}
@@ -116,7 +123,6 @@ func (a *Archive) Verify(ctx context.Context, refs []Ref, progress func(Progress
 		}
 		return 0
 	})
-	return v.rep, nil
 }
 
 // checked is one session under verification.
@@ -124,6 +130,21 @@ type checked struct {
 	ref  Ref
 	s    *session
 	segs []*checkedSegment
+
+	// Under the lock of the verification:
+	good   gap.Set            // what sound blocks hold
+	sound  map[[2]uint64]bool // of blocks on record as damaged, by segment and key, those that are not
+	damage []damage
+}
+
+// damage is messages that cannot be read from where they lie. Whether it is a
+// fault is known when all segments were read.
+type damage struct {
+	fault  Fault
+	seg    int
+	block  moldcast.Seq // its key, or its first sequence
+	ranges []moldcast.Range
+	also   []Fault // what follows from it
 }
 
 type checkedSegment struct {
@@ -151,9 +172,54 @@ func (v *verification) fault(c *checked, segment string, r moldcast.Range, forma
 	v.mu.Unlock()
 }
 
+// lose notes that what one block holds cannot be read.
+func (v *verification) lose(c *checked, seg int, block moldcast.Seq, ranges []moldcast.Range, also []Fault, format string, args ...any) {
+	d := damage{seg: seg, block: block, ranges: slices.Clone(ranges), also: also}
+	d.fault = Fault{
+		Session: c.ref.String(), Segment: segmentName(seg), Problem: fmt.Sprintf(format, args...),
+		FirstSeq: ranges[0].First, LastSeq: ranges[len(ranges)-1].Next - 1,
+	}
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	c.damage = append(c.damage, d)
+}
+
+// settle tells damage that other blocks make up for from faults, and puts all
+// of it on record.
+func (v *verification) settle(c *checked) {
+	for _, d := range c.s.damage {
+		if c.sound[[2]uint64{uint64(d.Segment), uint64(d.Block)}] {
+			v.a.o.Log.Warn("block on record as damaged reads well again", "session", c.ref, "segment", segmentName(d.Segment), "block", d.Block)
+			v.a.clearDamage(c.s.dir, d)
+		}
+	}
+	for i := range c.damage {
+		d := &c.damage[i]
+		whole := true
+		for _, r := range d.ranges {
+			whole = whole && len(c.good.Missing(r)) == 0
+		}
+		if whole {
+			d.fault.Problem = "replaced by a good block: " + d.fault.Problem
+			v.rep.Replaced = append(v.rep.Replaced, d.fault)
+		} else {
+			v.rep.Faults = append(append(v.rep.Faults, d.fault), d.also...)
+		}
+		rec := damageRecord{
+			Segment: d.seg, Block: d.block, Ranges: inclusive(d.ranges), Problem: d.fault.Problem,
+			Time: moldcast.StampOf(v.a.o.Clock()), Found: "verify",
+		}
+		if c.s.damageAt(rec.Segment, rec.Block) < 0 {
+			c.s.damage = append(c.s.damage, rec)
+			v.a.writeDamage(c.s.dir, rec)
+		}
+	}
+}
+
 func (v *verification) list(r Ref) (*checked, error) {
 	a := v.a
 	c := &checked{ref: r, s: a.newSession(r)}
+	c.s.damage, c.sound = c.s.loadDamage(), map[[2]uint64]bool{}
 	names, err := a.o.FS.List(c.s.dir)
 	if err != nil {
 		return nil, fmt.Errorf("%v: %w", r, err)
@@ -241,6 +307,7 @@ func (v *verification) session(ctx context.Context, c *checked) error {
 		return err
 	}
 	v.overlaps(c)
+	v.settle(c)
 	return nil
 }
 
@@ -261,12 +328,16 @@ func (v *verification) segment(ctx context.Context, c *checked, s *checkedSegmen
 		return // it was only just being made
 	}
 	if err != nil {
-		var r moldcast.Range
 		if s.seal != nil && len(s.seal.Coverage) > 0 {
 			rs := s.seal.ranges()
-			r = moldcast.Range{First: rs[0].First, Next: rs[len(rs)-1].Next}
+			if isDamage(err) {
+				v.lose(c, s.g.num, rs[0].First, rs, nil, "it cannot be opened: %v", err)
+				return
+			}
+			bad(moldcast.Range{First: rs[0].First, Next: rs[len(rs)-1].Next}, "it cannot be opened: %v", err)
+			return
 		}
-		bad(r, "it cannot be opened: %v", err)
+		bad(moldcast.Range{}, "it cannot be opened: %v", err)
 		return
 	}
 	defer v.a.table.release(h)
@@ -274,6 +345,7 @@ func (v *verification) segment(ctx context.Context, c *checked, s *checkedSegmen
 	var hashes []string
 	var cov gap.Set
 	bodies := map[uint64]bool{}
+	var headless []badHeader // blocks with messages
 	var b block.Block
 	blocks, messages, stored := 0, uint64(0), uint64(0)
 	note := func(n int) {
@@ -295,7 +367,12 @@ func (v *verification) segment(ctx context.Context, c *checked, s *checkedSegmen
 		case hd.Session != c.ref.Session:
 			err = fmt.Errorf("block of session %v", hd.Session)
 		case k[0] == keyHeader && (hd.Messages == 0 || string(k) != string(seqKey(nil, keyHeader, uint64(hd.First())))):
-			err = errors.New("block under a wrong key")
+			err = errWrongKey
+		}
+		if err != nil && k[0] == keyHeader && len(k) == 9 && s.seal != nil {
+			bodies[seqOf(k)] = true
+			headless = append(headless, badHeader{slices.Clone(k), err})
+			return nil
 		}
 		if err != nil {
 			bad(moldcast.Range{}, "block %x: %v", k, err)
@@ -311,10 +388,21 @@ func (v *verification) segment(ctx context.Context, c *checked, s *checkedSegmen
 			note(len(bytes))
 			done()
 		}
-		if err != nil {
-			bad(hd.Range(), "%v", err)
-		} else {
+		switch {
+		case err == nil:
 			messages += uint64(hd.Messages)
+			v.mu.Lock()
+			for _, r := range hd.Runs {
+				c.good.Add(r)
+			}
+			if len(hd.Runs) > 0 && c.s.damageAt(s.g.num, hd.First()) >= 0 {
+				c.sound[[2]uint64{uint64(s.g.num), uint64(hd.First())}] = true
+			}
+			v.mu.Unlock()
+		case len(hd.Runs) > 0 && isDamage(err):
+			v.lose(c, s.g.num, hd.First(), hd.Runs, nil, "%v", err)
+		default:
+			bad(hd.Range(), "%v", err)
 		}
 		for _, r := range hd.Runs {
 			if part, held := cov.Cut(r); held {
@@ -330,7 +418,7 @@ func (v *verification) segment(ctx context.Context, c *checked, s *checkedSegmen
 			bodies[first] = true
 			body, cl, err := h.db.Get(seqKey(nil, keyBody, first))
 			if errors.Is(err, pebble.ErrNotFound) {
-				err = errors.New("its body is missing")
+				err = errNoBody
 			}
 			return body, func() { cl.Close() }, err
 		})
@@ -362,7 +450,7 @@ func (v *verification) segment(ctx context.Context, c *checked, s *checkedSegmen
 		bad(moldcast.Range{}, "reading stopped: %v", err)
 	}
 	if s.seal != nil && err == nil {
-		v.compare(s, &cov, hashes, bad)
+		v.compare(c, s, &cov, hashes, headless, bad)
 	}
 	v.mu.Lock()
 	v.rep.Segments++
@@ -391,23 +479,62 @@ func (v *verification) strays(db *pebble.DB, known map[uint64]bool, bad func(mol
 	return err
 }
 
-// compare compares what a segment holds with its seal.
-func (v *verification) compare(s *checkedSegment, cov *gap.Set, hashes []string, bad func(moldcast.Range, string, ...any)) {
+// compare compares what a segment holds with its seal. headless are the blocks
+// whose header is damaged: what they hold only the seal tells.
+func (v *verification) compare(c *checked, s *checkedSegment, cov *gap.Set, hashes []string, headless []badHeader, bad func(moldcast.Range, string, ...any)) {
 	var sealed gap.Set
+	var missing []moldcast.Range
 	for _, r := range s.seal.ranges() {
 		sealed.Add(r)
-		for _, miss := range cov.Missing(r) {
-			bad(miss, "sealed, but no block holds it")
-		}
+		missing = append(missing, cov.Missing(r)...)
 	}
 	for _, r := range cov.Ranges() {
 		for _, miss := range sealed.Missing(r) {
 			bad(miss, "a block holds what was not sealed")
 		}
 	}
+	var also []Fault
 	if !slices.Equal(hashes, s.seal.BlockHashes) {
-		bad(moldcast.Range{}, "its blocks are not those that were sealed: %d, sealed %d, or their hashes differ", len(hashes), len(s.seal.BlockHashes))
+		also = append(also, Fault{
+			Session: c.ref.String(), Segment: segmentName(s.g.num),
+			Problem: fmt.Sprintf("its blocks are not those that were sealed: %d, sealed %d, or their hashes differ", len(hashes), len(s.seal.BlockHashes)),
+		})
 	}
+	// Blocks that are no longer there explain it, others in their place do not.
+	explained := len(missing) > 0 && subsequence(hashes, s.seal.BlockHashes)
+	if len(also) > 0 && !explained {
+		bad(moldcast.Range{}, "%s", also[0].Problem)
+		also = nil
+	}
+	if len(missing) == 0 {
+		for _, h := range headless {
+			bad(moldcast.Range{}, "block %x: %v", h.key, h.err)
+		}
+		return
+	}
+	problem := "sealed, but no block holds it"
+	for _, r := range missing {
+		why := problem
+		for _, h := range headless {
+			if moldcast.Seq(seqOf(h.key)) <= r.First {
+				why = problem + ": " + h.err.Error()
+			}
+		}
+		v.lose(c, s.g.num, r.First, []moldcast.Range{r}, also, "%s", why)
+		also = nil
+	}
+}
+
+// subsequence reports whether b without some of its members is a.
+func subsequence(a, b []string) bool {
+	for len(a) > 0 {
+		i := slices.Index(b, a[0])
+		if i < 0 {
+			return false
+		}
+		a, b = a[1:], b[i+1:]
+	}
+	return true
 }
 
 // overlaps checks that no two segments hold the same, but for blocks that

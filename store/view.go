@@ -110,6 +110,7 @@ func (v *View) Append(dst []byte, first moldcast.Seq, count, size int, cold bool
 			b := v.s.a.cache.get(k)
 			if b == nil && cold {
 				if b, err = v.s.a.cache.load(v.s.a.table, k); err != nil {
+					s.damaged(p.seg, p.blk.first, p.r, err)
 					return v.stop(out, n, p.seg.corrupt(p.r, err))
 				}
 			}
@@ -128,6 +129,7 @@ func (v *View) Append(dst []byte, first moldcast.Seq, count, size int, cold bool
 		}
 		if p.where == inSegment && cold {
 			if _, err := p.seg.loadIndex(v.s.a.table); err != nil {
+				s.damagedSegment(p.seg, err)
 				return v.stop(out, n, p.seg.corrupt(p.r, err))
 			}
 			continue
@@ -165,7 +167,10 @@ func (v *View) cannot(p place, hole moldcast.Hole) error {
 	case inSegment:
 		return ErrCold
 	case lostBlock:
+		v.s.damaged(p.seg, 0, p.r, errNoHeader)
 		return p.seg.corrupt(p.r, errNoHeader)
+	case onRecord:
+		return p.seg.corrupt(p.r, p.err)
 	case inHole:
 		v.s.refreshIfDue()
 		return &moldcast.HoleError{Hole: hole}
@@ -227,7 +232,7 @@ func (v *View) SeqAt(t moldcast.Stamp) moldcast.Seq {
 		switch {
 		case p.where == beyond:
 			return head
-		case skip, p.where == inHole, p.where == lostBlock, p.where == below:
+		case skip, p.where == inHole, p.where == lostBlock, p.where == onRecord, p.where == below:
 		case p.where == inSegment:
 			if _, err := p.seg.loadIndex(s.a.table); err == nil {
 				continue

@@ -167,7 +167,11 @@ func (w *Writer) recoverSegments() error {
 			s.mu.Unlock()
 			continue
 		}
-		if i < len(open)-1 {
+		s.mu.Lock()
+		whole := !s.damagedIn(g.num)
+		s.mu.Unlock()
+		// What replaces a damaged block goes to another segment.
+		if i < len(open)-1 || !whole {
 			if err := s.seal(g); err != nil {
 				g.abandon()
 				return err
@@ -268,17 +272,46 @@ func (w *Writer) Append(p moldcast.Piece) (stored int, err error) {
 		if held {
 			continue
 		}
-		if err := w.store(q); err != nil {
+		n, err := w.storeMissing(q)
+		stored += n
+		if err != nil {
 			return stored, err
 		}
-		stored += q.Msgs.Len()
 	}
 	w.publish()
 	return stored, nil
 }
 
+// storeMissing stores q, of which nothing is held. What of it is on record as
+// damaged replaces a block of another segment; where that is still the open
+// one, it has to wait for the seal, and is not stored. REQUIRES: mu.
+func (w *Writer) storeMissing(q moldcast.Piece) (stored int, err error) {
+	s := w.s
+	for q.Msgs.Len() > 0 {
+		p, r := q, q.Range()
+		patch, wait := false, false
+		if l := s.lostAt(r.First); l != nil && l.r.First < r.Next {
+			if patch = l.r.First <= r.First; patch {
+				r.Next, wait = min(r.Next, l.r.Next), !l.seg.sealed
+			} else {
+				r.Next = l.r.First
+			}
+		}
+		p.Msgs, q.Msgs = q.Msgs.Split(int(r.Len()))
+		q.First = r.Next
+		if wait {
+			continue
+		}
+		if err := w.store(p, patch); err != nil {
+			return stored, err
+		}
+		stored += p.Msgs.Len()
+	}
+	return stored, nil
+}
+
 // store puts q, of which nothing is held, into the open block. REQUIRES: mu.
-func (w *Writer) store(q moldcast.Piece) error {
+func (w *Writer) store(q moldcast.Piece, patch bool) error {
 	s := w.s
 	size := int64(len(q.Msgs.Framed())) + pieceCost
 	for w.pending+size > w.a.o.QueueBytes && w.pending > 0 {
@@ -312,6 +345,10 @@ func (w *Writer) store(q moldcast.Piece) error {
 	}
 	m.cov.Add(r)
 	m.unsynced.Add(r)
+	if patch {
+		m.patch = true
+		s.found(r)
+	}
 	fill := len(s.holes.recs) > 0 && s.holes.overlaps(r)
 	s.cov.Add(r)
 	w.pending += size

@@ -85,9 +85,19 @@ func (e *env) repair(ctx context.Context, name string, f repairFlags) error {
 		defer done()
 		sources = append(sources, src)
 	}
+	if live, err := e.capturing(a, ref); err != nil || live {
+		if err == nil {
+			err = errCaptured(ref)
+		}
+		return err
+	}
+	// What is damaged goes on record with it, and is a hole then.
+	if _, err := a.Verify(ctx, []store.Ref{ref}, nil); err != nil {
+		return interrupted(ctx, err)
+	}
 	w, err := a.Writer(ref.Channel, ref.Session, ref.Take)
 	if errors.Is(err, store.ErrLocked) {
-		return faultf("%v is being captured: the capture itself asks its request servers for what is missing, in the background; repair it when that has stopped", ref)
+		return errCaptured(ref)
 	}
 	if err != nil {
 		return err
@@ -112,6 +122,20 @@ func (e *env) repair(ctx context.Context, name string, f repairFlags) error {
 		return faultf("%v: %d holes are left, the first is %d..%d", ref, len(out.Remaining), out.Remaining[0].FirstSeq, out.Remaining[0].LastSeq)
 	}
 	return nil
+}
+
+func errCaptured(ref store.Ref) error {
+	return faultf("%v is being captured: the capture itself asks its request servers for what is missing, in the background; repair it when that has stopped", ref)
+}
+
+// capturing reports whether another process writes the session. What one that
+// is gone left unsealed is sealed.
+func (e *env) capturing(a *store.Archive, ref store.Ref) (bool, error) {
+	v, err := a.View(ref)
+	if err != nil {
+		return false, err
+	}
+	return v.Info().State == store.Live, nil
 }
 
 // repairSource opens one --from. done lets go of it.

@@ -118,6 +118,9 @@ func (e *env) verify(ctx context.Context, names []string, o verifyFlags, within 
 		for _, f := range report.Faults {
 			fmt.Fprintln(e.stdout, f)
 		}
+		for _, f := range report.Replaced {
+			fmt.Fprintln(e.stdout, f)
+		}
 	}
 	if o.root {
 		if out.Roots, err = e.roots(ctx, a, refs, within); err != nil {
