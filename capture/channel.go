@@ -42,6 +42,7 @@ type Channel struct {
 	arb   *arbiter.Arbiter
 	ask   chan func() // run by the engine
 	ended chan struct{}
+	cold  *cold
 
 	servers    []netip.AddrPort // by the arbiter's number; the stream's source is last, and zero until heard
 	sourceSeen moldcast.Instant // when the stream was last heard from that source
@@ -70,7 +71,8 @@ type tap struct {
 // session is what the engine keeps of one of the arbiter's.
 type session struct {
 	sink  SessionSink
-	first moldcast.Seq // what sink.Start was told
+	first moldcast.Seq   // what sink.Start was told
+	reads sync.WaitGroup // comparisons and copies that read it
 }
 
 // New opens the sockets of a channel; it captures from Run on. Errors wrap
@@ -83,6 +85,7 @@ func New(cfg Config, sink Sink) (*Channel, error) {
 	c := &Channel{
 		cfg: cfg, sink: sink, clock: cfg.Clock, wake: mcast.NewWake(),
 		ask: make(chan func()), ended: make(chan struct{}),
+		cold:    newCold(),
 		servers: slices.Clone(cfg.Rerequest),
 	}
 	if cfg.RerequestSource {
@@ -163,7 +166,9 @@ func (c *Channel) Lines() []string {
 // returns the last status. Errors: ErrEndTimeout; a session that could not be
 // closed well; a socket that failed for good.
 func (c *Channel) Run(ctx context.Context) (Status, error) {
+	c.cold.start(c)
 	err := c.engine(ctx)
+	c.finishCopies()
 	close(c.ended)
 	c.readOut()
 	c.closeSockets()
@@ -177,6 +182,7 @@ func (c *Channel) Run(ctx context.Context) (Status, error) {
 	for _, s := range c.arb.Sessions() {
 		c.release(s)
 	}
+	c.cold.stop()
 	c.closing.Wait()
 	status := c.status()
 	return status, errors.Join(err, c.mu.failed)
@@ -327,7 +333,7 @@ func (c *Channel) drain() bool {
 			}
 			c.lastPacket = now
 			c.heardFrom(now, d.Src.Addr())
-			c.arb.Offer(now, d.Stamp, line, d.Data)
+			c.arb.Offer(now, d.Stamp, line, d.Src.Addr(), d.Data)
 		}
 		more = more || n == drainBatch
 	}
@@ -443,6 +449,7 @@ func (c *Channel) release(s *arbiter.Session) {
 	s.Ref = nil
 	st := sessionStatus(s, x)
 	c.closing.Go(func() {
+		x.reads.Wait()
 		err := x.sink.Close()
 		if err != nil {
 			err = fmt.Errorf("channel %s, session %v: %w", c.cfg.Channel, st.Session, err)
@@ -474,7 +481,7 @@ type output struct{ c *Channel }
 
 func (o output) Open(s *arbiter.Session) (moldcast.Held, error) {
 	c := o.c
-	sink, err := c.sink.Open(c.cfg.Channel, s.Name(), c.Lines())
+	sink, err := c.sink.Open(c.cfg.Channel, s.Name(), 0, c.Lines())
 	if err != nil {
 		if c.alarm(&c.openAlarm) {
 			c.cfg.Log.Error("session cannot be opened; retried", "channel", c.cfg.Channel, "session", s.Name(), "err", err)

@@ -23,13 +23,16 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 // memSink keeps what is stored in maps; refuse makes Append fail.
 type memSink struct {
 	mu       sync.Mutex
-	sessions map[moldcast.Session]*memSession
+	sessions map[moldcast.Session]*memSession // the latest takes
+	takes    []*memSession                    // all
 	refuse   func(p moldcast.Piece) bool
 	openErr  error
 }
 
 type memSession struct {
 	sink   *memSink
+	take   int
+	mu     sync.Mutex // of msgs
 	msgs   map[moldcast.Seq]string
 	held   moldcast.Held
 	set    gap.Set
@@ -40,7 +43,7 @@ type memSession struct {
 	twice  int
 }
 
-func (k *memSink) Open(_ string, s moldcast.Session, _ []string) (SessionSink, error) {
+func (k *memSink) Open(_ string, s moldcast.Session, take int, _ []string) (SessionSink, error) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	if k.openErr != nil {
@@ -50,14 +53,15 @@ func (k *memSink) Open(_ string, s moldcast.Session, _ []string) (SessionSink, e
 		k.sessions = map[moldcast.Session]*memSession{}
 	}
 	x := k.sessions[s]
-	if x == nil {
-		x = &memSession{sink: k, msgs: map[moldcast.Seq]string{}}
+	if x == nil || take > x.take {
+		x = &memSession{sink: k, take: max(take, 1), msgs: map[moldcast.Seq]string{}}
+		k.takes = append(k.takes, x)
 		k.sessions[s] = x
 	}
 	return x, nil
 }
 
-func (x *memSession) Take() int                { return 1 }
+func (x *memSession) Take() int                { return x.take }
 func (x *memSession) Held() moldcast.Held      { return x.held }
 func (x *memSession) Start(first moldcast.Seq) { x.start = first }
 func (x *memSession) Mark(m moldcast.Mark)     { x.marks = append(x.marks, m) }
@@ -68,6 +72,8 @@ func (x *memSession) Append(p moldcast.Piece) (int, error) {
 	if x.sink.refuse != nil && x.sink.refuse(p) {
 		return 0, errors.New("full")
 	}
+	x.mu.Lock()
+	defer x.mu.Unlock()
 	m := p.Msgs
 	for q := p.First; m.Len() > 0; q++ {
 		if _, ok := x.msgs[q]; ok {
@@ -77,6 +83,36 @@ func (x *memSession) Append(p moldcast.Piece) (int, error) {
 	}
 	x.set.Add(p.Range())
 	return p.Msgs.Len(), nil
+}
+
+func (x *memSession) Compare(first moldcast.Seq, m moldcast.Messages) (moldcast.Seq, bool, error) {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	for q := first; m.Len() > 0; q++ {
+		data := string(m.Next())
+		if got, ok := x.msgs[q]; ok && got != data {
+			return q, true, nil
+		}
+	}
+	return 0, false, nil
+}
+
+func (x *memSession) Read(dst []byte, first moldcast.Seq, count, size int) ([]byte, int, error) {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	n := 0
+	for ; n < count; n++ {
+		data, ok := x.msgs[first+moldcast.Seq(n)]
+		if !ok || n > 0 && size < len(data)+moldcast.LengthSize {
+			break
+		}
+		size -= len(data) + moldcast.LengthSize
+		dst = moldcast.AppendMessage(dst, []byte(data))
+	}
+	if n == 0 {
+		return dst, 0, errors.New("nothing there")
+	}
+	return dst, n, nil
 }
 
 func (x *memSession) Watermarks() (next, durable, head moldcast.Seq) {

@@ -12,6 +12,12 @@
 // downstream packets that enter by the same door as a third line; they are
 // taken only from addresses that were asked.
 //
+// A sender that was started again under its session's name is recorded as the
+// next take (package arbiter has the rule). What must be read from the disk for
+// that, to compare old messages and to copy what the takes have in common, is
+// read by goroutines of their own, in bounded queues; what they find enters the
+// engine as events.
+//
 // The engine never waits for the disk: a Sink that is full refuses, and what
 // it refused stays a gap, to be repaired.
 package capture

@@ -4,14 +4,15 @@ import "github.com/moldtape/moldtape/moldcast"
 
 // Sink is where a channel's sessions are stored.
 type Sink interface {
-	// Open takes up a session for writing, on the engine's goroutine: it may
-	// read what is known of the session, and must not wait for anything slow.
-	// groups are the lines' addresses, for the record.
-	Open(channel string, s moldcast.Session, groups []string) (SessionSink, error)
+	// Open takes up a take of a session for writing, on the engine's goroutine:
+	// it may read what is known of it, and must not wait for anything slow. Take
+	// 0 is the latest, or the first; one beyond the latest is new, and the one
+	// before it still open. groups are the lines' addresses, for the record.
+	Open(channel string, s moldcast.Session, take int, groups []string) (SessionSink, error)
 }
 
-// SessionSink stores one session. All methods but Close are called on the
-// engine's goroutine and must not block.
+// SessionSink stores one take of a session. All methods but Compare, Read and
+// Close are called on the engine's goroutine and must not block.
 type SessionSink interface {
 	// Take is which recording of the session name it is, from 1.
 	Take() int
@@ -30,6 +31,14 @@ type SessionSink interface {
 	// Watermarks: no hole below next; the same and synced, durable; one past
 	// the highest stored, head.
 	Watermarks() (next, durable, head moldcast.Seq)
+	// Compare compares m with what is stored from first on; what is not stored
+	// agrees with anything. differs says that at is the first with other bytes.
+	// It may read the disk, and is called on another goroutine.
+	Compare(first moldcast.Seq, m moldcast.Messages) (at moldcast.Seq, differs bool, err error)
+	// Read appends to dst up to count stored messages from first on, framed, of
+	// up to size bytes together, and says how many; 0 only with an error. It
+	// may read the disk, and is called on another goroutine.
+	Read(dst []byte, first moldcast.Seq, count, size int) (out []byte, n int, err error)
 	// Close makes everything durable and ends the writing. It may take long,
 	// and is called on another goroutine, as the last method.
 	Close() error

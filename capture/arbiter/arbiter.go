@@ -2,6 +2,8 @@ package arbiter
 
 import (
 	"hash/maphash"
+	"net/netip"
+	"slices"
 
 	"github.com/moldtape/moldtape/moldcast"
 	"github.com/moldtape/moldtape/moldcast/gap"
@@ -28,6 +30,9 @@ type Arbiter struct {
 	pool         pool
 	waitBytes    int    // of all sessions
 	waitMessages uint64 // of all sessions
+
+	parked      int // packets that wait for a comparison, of all sessions
+	parkedBytes int
 
 	c Counters // without those that the gap machines of open sessions keep
 
@@ -77,12 +82,13 @@ func (a *Arbiter) Sessions() []*Session { return a.order }
 // and bytes as ReorderBytes counts them.
 func (a *Arbiter) Waiting() (messages uint64, bytes int) { return a.waitMessages, a.waitBytes }
 
-// HeldPackets is how many datagrams are held for a second one.
-func (a *Arbiter) HeldPackets() int { return len(a.held) }
+// HeldPackets is how many datagrams are held: for a second one, or for a
+// comparison with what is stored.
+func (a *Arbiter) HeldPackets() int { return len(a.held) + a.parked }
 
-// Offer takes a datagram that came on a line (0..Lines-1) at stamp. d is not
-// kept. now must not go back from call to call.
-func (a *Arbiter) Offer(now moldcast.Instant, stamp moldcast.Stamp, line int, d []byte) {
+// Offer takes a datagram that came on a line (0..Lines-1) at stamp, from the
+// address src. d is not kept. now must not go back from call to call.
+func (a *Arbiter) Offer(now moldcast.Instant, stamp moldcast.Stamp, line int, src netip.Addr, d []byte) {
 	p, err := moldcast.Parse(d)
 	if err != nil {
 		a.c.Malformed++
@@ -92,12 +98,12 @@ func (a *Arbiter) Offer(now moldcast.Instant, stamp moldcast.Stamp, line int, d 
 	s := a.last
 	if s == nil || s.name != p.Session {
 		if s = a.sessions[p.Session]; s == nil {
-			a.unknown(now, stamp, line, p, d)
+			a.unknown(now, stamp, line, src, p, d)
 			return
 		}
 		a.last = s
 	}
-	a.offer(now, stamp, line, s, p, d)
+	a.offer(now, stamp, line, src, s, p, d)
 }
 
 // OfferAnswer takes a datagram that came from a request server
@@ -180,7 +186,8 @@ func (s *Session) holds(seq moldcast.Seq) bool {
 	return v == gap.Duplicate
 }
 
-// process takes a packet of a line that is believed.
+// process takes a packet of a line that is believed, and does not contradict
+// what is held.
 func (a *Arbiter) process(now moldcast.Instant, stamp moldcast.Stamp, line int, s *Session, p moldcast.Packet) {
 	a.c.Packets++
 	s.heard = now
@@ -203,6 +210,10 @@ func (a *Arbiter) process(now moldcast.Instant, stamp moldcast.Stamp, line int, 
 			if s.hasEnd && p.First > s.end {
 				s.ended = false
 			}
+			if !s.hasEnd || p.First != s.end {
+				s.ends, s.endAt = 0, now
+			}
+			s.ends++
 			s.hasEnd, s.end = true, p.First
 			a.out.Mark(s, moldcast.Mark{Kind: p.Kind, Next: p.First, Stamp: stamp, Line: uint8(line)})
 		}
@@ -212,7 +223,7 @@ func (a *Arbiter) process(now moldcast.Instant, stamp moldcast.Stamp, line int, 
 	}
 }
 
-// data takes the messages of a line, at r.
+// data takes the messages of a line, at r. Those that are held are the same.
 func (a *Arbiter) data(now moldcast.Instant, stamp moldcast.Stamp, line int, s *Session, r moldcast.Range, msgs moldcast.Messages) {
 	if first := s.m.First(); r.First < first {
 		s.m.Extend(r.First)
@@ -225,7 +236,7 @@ func (a *Arbiter) data(now moldcast.Instant, stamp moldcast.Stamp, line int, s *
 			part, msgs = msgs.Split(int(sub.Len()))
 		}
 		if v == gap.Duplicate {
-			a.duplicate(s, line, sub.First, part)
+			a.c.Duplicates += sub.Len()
 		} else {
 			a.take(now, line, s, sub, v, moldcast.Piece{First: sub.First, Msgs: part, Time: stamp, Heard: stamp, Line: uint8(line)})
 		}
@@ -262,6 +273,7 @@ func (a *Arbiter) take(now moldcast.Instant, line int, s *Session, r moldcast.Ra
 		a.c.Stale += r.Len()
 	}
 	live := p.Flags&moldcast.Repaired == 0
+	s.high = max(s.high, r.Next)
 	if r.First < head {
 		s.missing.fill(r, live, p.Time)
 		if s.asked.Len() > 0 {
@@ -346,15 +358,17 @@ func (a *Arbiter) stored(p moldcast.Piece) {
 // remember keeps the hashes of messages that are held from now on.
 func (a *Arbiter) remember(s *Session, seq moldcast.Seq, msgs moldcast.Messages) {
 	for ; msgs.Len() > 0; seq++ {
-		s.known.put(seq, maphash.Bytes(a.seed, msgs.Next()))
+		s.known.put(seq, a.hash(msgs.Next()))
 	}
 }
 
-// duplicate takes messages that are held already: they are dropped, and
-// compared with what is remembered.
+func (a *Arbiter) hash(data []byte) uint64 { return maphash.Bytes(a.seed, data) }
+
+// duplicate takes messages of an answer that are held already: they are
+// dropped, and compared with what is remembered.
 func (a *Arbiter) duplicate(s *Session, line int, seq moldcast.Seq, msgs moldcast.Messages) {
 	for ; msgs.Len() > 0; seq++ {
-		if !s.known.differs(seq, maphash.Bytes(a.seed, msgs.Next())) {
+		if !s.known.differs(seq, a.hash(msgs.Next())) {
 			a.c.Duplicates++
 			continue
 		}
@@ -446,7 +460,7 @@ func (a *Arbiter) Deadline() moldcast.Instant {
 // Done reports that at least one session was seen, and that each that was has
 // ended, with everything up to its end stored or given up.
 func (a *Arbiter) Done() bool {
-	if !a.taken || len(a.failing) > 0 {
+	if !a.taken || len(a.failing) > 0 || a.parked > 0 {
 		return false
 	}
 	for _, s := range a.order {
@@ -462,6 +476,11 @@ func (a *Arbiter) Done() bool {
 func (a *Arbiter) Flush(now moldcast.Instant) bool {
 	a.giveUp(func(*held) bool { return true })
 	ok := true
+	for _, s := range slices.Clone(a.order) {
+		for _, t := range slices.Clone(s.tracks) {
+			a.pump(s, t, true)
+		}
+	}
 	for _, s := range a.order {
 		a.store(now, s, 0, len(s.wait.bySeq))
 		ok = ok && len(s.wait.bySeq) == 0

@@ -3,10 +3,13 @@ package arbiter
 import (
 	"encoding/binary"
 	"fmt"
+	"net/netip"
 	"testing"
 
 	"github.com/moldtape/moldtape/moldcast"
 )
+
+var sender = netip.AddrFrom4([4]byte{10, 0, 0, 1})
 
 // discard is an Output that takes everything.
 type discard struct{ messages int }
@@ -16,11 +19,14 @@ func (o *discard) Append(_ *Session, p moldcast.Piece) bool {
 	o.messages += p.Msgs.Len()
 	return true
 }
-func (o *discard) Mark(*Session, moldcast.Mark)         {}
-func (o *discard) Hole(*Session, moldcast.Hole)         {}
-func (o *discard) Ended(*Session)                       {}
-func (o *discard) Conflict(*Session, moldcast.Seq, int) {}
-func (o *discard) Close(*Session)                       {}
+func (o *discard) Mark(*Session, moldcast.Mark)           {}
+func (o *discard) Hole(*Session, moldcast.Hole)           {}
+func (o *discard) Ended(*Session)                         {}
+func (o *discard) Conflict(*Session, moldcast.Seq, int)   {}
+func (o *discard) Compare(*Comparison) bool               { return false }
+func (o *discard) Fork(_, _ *Session, _ Fork) error       { return nil }
+func (o *discard) Copy(_, _ *Session, _ []moldcast.Range) {}
+func (o *discard) Close(*Session)                         {}
 
 // stream makes the packets of an endless session in one buffer.
 type stream struct {
@@ -48,7 +54,7 @@ func (s *stream) step(a *Arbiter, lines int) {
 	s.now += 10_000
 	d := s.at(s.next)
 	for l := range lines {
-		a.Offer(s.now, moldcast.Stamp(s.now), l, d)
+		a.Offer(s.now, moldcast.Stamp(s.now), l, sender, d)
 	}
 	s.next += s.n
 }
@@ -56,8 +62,8 @@ func (s *stream) step(a *Arbiter, lines int) {
 // swap offers the next two packets in the wrong order.
 func (s *stream) swap(a *Arbiter) {
 	s.now += 10_000
-	a.Offer(s.now, moldcast.Stamp(s.now), 0, s.at(s.next+s.n))
-	a.Offer(s.now, moldcast.Stamp(s.now), 0, s.at(s.next))
+	a.Offer(s.now, moldcast.Stamp(s.now), 0, sender, s.at(s.next+s.n))
+	a.Offer(s.now, moldcast.Stamp(s.now), 0, sender, s.at(s.next))
 	s.next += 2 * s.n
 }
 

@@ -43,7 +43,7 @@ func TestGapsThatNobodyFills(t *testing.T) {
 	var offered uint64
 	offer := func(d []byte) {
 		offered++
-		a.Offer(now, epoch+moldcast.Stamp(now), 0, d)
+		a.Offer(now, epoch+moldcast.Stamp(now), 0, sender, d)
 		for _, _, ok := a.Poll(now); ok; _, _, ok = a.Poll(now) {
 		}
 	}
@@ -150,8 +150,8 @@ func TestGapOfTheTakeUp(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	a.Offer(0, epoch, 0, packet(session("S"), moldcast.Range{First: 10, Next: 12}, false))
-	a.Offer(1, epoch, 0, packet(session("S"), moldcast.Range{First: 20, Next: 22}, false))
+	a.Offer(0, epoch, 0, sender, packet(session("S"), moldcast.Range{First: 10, Next: 12}, false))
+	a.Offer(1, epoch, 0, sender, packet(session("S"), moldcast.Range{First: 20, Next: 22}, false))
 	n := 0
 	a.Sessions()[0].m.Gaps(func(g gap.Gap) bool {
 		n++

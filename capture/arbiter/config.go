@@ -98,6 +98,23 @@ type Limits struct {
 	// OpenRetry is the first back-off after a failed Output.Open; it doubles
 	// up to OpenRetryMax. Defaults 100ms and 10s.
 	OpenRetry, OpenRetryMax time.Duration
+	// ForkWindow is how close two conflicting packets of one source must be to
+	// begin a new take. Default 1s.
+	ForkWindow time.Duration
+	// Takes is how many takes a session name may begin per SessionsWindow; what
+	// would begin more is conflicts. Default 16.
+	Takes int
+	// Sources is how many senders of a session are told apart, over all lines.
+	// Default 32.
+	Sources int
+	// KeptPackets and KeptBytes bound the conflicting packets that are kept of
+	// one sender, for the take that they may begin; the oldest make room.
+	// Defaults 64 and 256 KiB.
+	KeptPackets, KeptBytes int
+	// ParkedPackets and ParkedBytes bound what waits in the channel for a
+	// comparison with what is stored; beyond, it is not compared, and counted
+	// in Counters.Uncompared. Defaults 1024 and 4 MiB.
+	ParkedPackets, ParkedBytes int
 	// StoreRetry is how soon pieces that the store refused, and that waited,
 	// are offered to it again. Default 1ms.
 	StoreRetry time.Duration
@@ -134,6 +151,13 @@ func (c *Config) EnsureDefaults() {
 	set(&l.OpenRetry, 100*time.Millisecond)
 	set(&l.OpenRetryMax, 10*time.Second)
 	set(&l.StoreRetry, time.Millisecond)
+	set(&l.ForkWindow, time.Second)
+	set(&l.Takes, 16)
+	set(&l.Sources, 32)
+	set(&l.KeptPackets, 64)
+	set(&l.KeptBytes, 256<<10)
+	set(&l.ParkedPackets, 1024)
+	set(&l.ParkedBytes, 4<<20)
 }
 
 func set[T comparable](p *T, def T) {
@@ -159,11 +183,12 @@ func (c *Config) Validate() error {
 		return bad("on-loss %d", c.OnLoss)
 	case c.ReorderBytes < MinReorderBytes:
 		return bad("reorder-bytes %d; want at least %d", c.ReorderBytes, MinReorderBytes)
-	case l.JumpWait < 0 || l.SessionsWindow < 0 || l.StartWindow < 0 || l.Grace < 0 || l.StoreRetry < 0:
+	case l.JumpWait < 0 || l.SessionsWindow < 0 || l.StartWindow < 0 || l.Grace < 0 || l.StoreRetry < 0 || l.ForkWindow < 0:
 		return bad("negative time limit")
 	case l.OpenRetry < 0 || l.OpenRetryMax < l.OpenRetry:
 		return bad("open retry %v to %v", l.OpenRetry, l.OpenRetryMax)
-	case l.HeldPackets < 2 || l.NewSessions < 1 || l.Sessions < 1 || l.Compared < 1:
+	case l.HeldPackets < 2 || l.NewSessions < 1 || l.Sessions < 1 || l.Compared < 1 ||
+		l.Takes < 1 || l.Sources < 1 || l.KeptPackets < 1 || l.KeptBytes < 1 || l.ParkedPackets < 1 || l.ParkedBytes < 1:
 		return bad("limits %+v; want at least 2 held packets and 1 of each other", l)
 	}
 	if err := c.Gap.Validate(); err != nil {

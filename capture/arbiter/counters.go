@@ -13,7 +13,7 @@ import "github.com/moldtape/moldtape/moldcast/gap"
 // Messages, Duplicates, Conflicts, QueueDropped, Unasked, or is one of
 // Arbiter.Waiting's:
 //
-//	Σ messages of Packets = Messages + Duplicates + Conflicts + QueueDropped + Unasked + waiting now
+//	Σ messages of Packets + Retaken + Copied = Messages + Duplicates + Conflicts + QueueDropped + Unasked + waiting now
 type Counters struct {
 	Packets           uint64 `json:"packets"`            // datagrams that parsed and were processed, from lines and answers, heartbeats included
 	Messages          uint64 `json:"messages"`           // stored for the first time
@@ -29,12 +29,15 @@ type Counters struct {
 	KernelDropped     uint64 `json:"kernel_dropped"`     // for the shell, which adds here what its sockets count; always 0 from an Arbiter
 	Malformed         uint64 `json:"malformed"`          // datagrams that did not parse
 	Implausible       uint64 `json:"implausible"`        // datagrams that jumped absurdly and were not confirmed
-	Conflicts         uint64 `json:"conflicts"`          // messages already held with other bytes; dropped
+	Conflicts         uint64 `json:"conflicts"`          // messages already held with other bytes, and new ones of the same packet; dropped
 	WrongSession      uint64 `json:"wrong_session"`      // datagrams of a session that is not recorded, or never asked for
 	NaksSent          uint64 `json:"naks_sent"`          // requests handed out by Poll
 
 	Unasked      uint64 `json:"-"` // missing messages in an answer that nobody had asked for; dropped
-	OpenFailures uint64 `json:"-"` // times Output.Open failed
+	OpenFailures uint64 `json:"-"` // times Output.Open or Fork failed
+	Uncompared   uint64 `json:"-"` // held messages that were taken for the same because there was no room to compare them
+	Retaken      uint64 `json:"-"` // messages of conflicting packets that a new take began with: they are counted again
+	Copied       uint64 `json:"-"` // messages of a take that the take after it begins with
 }
 
 // Add adds o to c, field by field.
@@ -58,6 +61,9 @@ func (c *Counters) Add(o Counters) {
 	c.NaksSent += o.NaksSent
 	c.Unasked += o.Unasked
 	c.OpenFailures += o.OpenFailures
+	c.Uncompared += o.Uncompared
+	c.Retaken += o.Retaken
+	c.Copied += o.Copied
 }
 
 // addGaps adds what a gap machine counts.

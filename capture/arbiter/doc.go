@@ -28,8 +28,11 @@
 // # A message
 //
 // It is arbitrated by itself, however lines and servers pack it. Held already:
-// a duplicate, or, where its hash is remembered and differs, a conflict;
-// dropped either way. Otherwise it is stored at once if its predecessor is
+// a duplicate, or, with other bytes, a conflict; dropped either way. Bytes are
+// compared by the hashes of the newest Limits.Compared messages; a packet of a
+// line with messages of which no hash is remembered, since they are older or
+// this process is younger, waits for Output.Compare. What a line brings beside a
+// conflict, in the same packet, is dropped with it. Otherwise a message is stored at once if its predecessor is
 // stored, and else waits for that, ReorderWait at most and within ReorderBytes
 // for the channel. Then it is stored where it belongs, as an island; its gap
 // stays missing and is asked for. What the store refuses stays missing, or
@@ -39,6 +42,40 @@
 // The time of a message heard on a line is its stamp. That of a repaired one
 // is interpolated by sequence between the nearest messages heard on lines, on
 // both sides of its gap; with one such neighbour it is that one's.
+//
+// # A take
+//
+// A sender that was started again under its session's name sends other
+// messages by the same numbers. They become the next take: a Session of its
+// own, to which Output.Fork gives a place; the one before is closed as it is. It
+// begins
+//
+//   - at the second of two packets in conflict, of one source on one line,
+//     within Limits.ForkWindow, when no packet of any line agreed with what is
+//     held, or went on with it, in between. One conflict alone is counted, said
+//     and dropped, as are two with an agreeing packet between: who can forge
+//     packets beside a sender that goes on ends nothing;
+//   - at data at or beyond the end of a session that ended. The end must have
+//     been heard twice, or be on record, or nothing heard since for as long as
+//     three heartbeats: else data after it contradicts it, and the session goes on;
+//   - at a heartbeat (or end), when for as long as three of them, and for three at
+//     least, every live line was below the head and none brought anything new. A
+//     line is below where it went back: its next message is held, and it had
+//     sent beyond it.
+//
+// What a source sends below the highest that it sent is its run: an unbroken
+// ascent, but for losses. The take begins where the run did that led to the
+// rule. Of a run, packets in conflict are kept, at most Limits.KeptPackets and
+// KeptBytes, the oldest making room; of what agreed the ranges suffice, and
+// Output.Copy takes the bytes from the take before. What neither brings is a gap
+// of the new take like any other. For three heartbeats after a take began by
+// conflict, packets of other sources that go on where they were in the take
+// before are dropped, and count as conflicts. At most Limits.Takes per
+// Limits.SessionsWindow.
+//
+// Not told apart: a restart of which only one packet conflicts, the take being
+// as short, goes on as that take; and of a take that began at a later message
+// than 1, a restart below is its beginning until it comes to what is held.
 //
 // # Invariants
 //

@@ -52,11 +52,18 @@ func (h *hashes) put(seq moldcast.Seq, hash uint64) {
 
 // differs reports whether the hash of seq is remembered, and is another one.
 func (h *hashes) differs(seq moldcast.Seq, hash uint64) bool {
+	known, same := h.compare(seq, hash)
+	return known && !same
+}
+
+// compare reports whether the hash of seq is remembered, and then whether it
+// is this one.
+func (h *hashes) compare(seq moldcast.Seq, hash uint64) (known, same bool) {
 	number := uint64(seq) >> pageBits
 	p := h.pages[number&h.mask]
 	if p == nil || p.number != number {
-		return false
+		return false, false
 	}
-	known := p.hash[uint64(seq)%pageSize]
-	return known != 0 && known != hash|1
+	was := p.hash[uint64(seq)%pageSize]
+	return was != 0, was == hash|1
 }

@@ -4,6 +4,7 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
+	"net/netip"
 	"reflect"
 	"strconv"
 	"strings"
@@ -26,14 +27,17 @@ const epoch moldcast.Stamp = 1_500_000_000_000_000_000
 //	archive S first=N head=N [holes=A..B[@BEFORE/AFTER],…] [end=N] [headtime=DUR]
 //	    what Output.Open will find
 //	run
-//	TIME LINE data A..B [S] [alt] [at=DUR]   LINE is A, B, C; srv0 is an answer
+//	TIME LINE data A..B [S] [alt] [at=DUR]   LINE is A, B, C, of the sender there,
+//	                                    A/x of sender x; srv0 is an answer
 //	TIME LINE hb N [S]
 //	TIME LINE end N [S]
 //	TIME LINE raw HEX
 //	TIME poll
 //	TIME flush
 //	TIME busy | ready                   the store refuses, takes again
-//	TIME fail | mend                    Open fails, works again
+//	TIME fail | mend                    Open and Fork fail, work again
+//	TIME compare | copy                 answers the comparisons asked for, makes the copies
+//	TIME stored TAKE                    what was stored of a take of S: the bytes' variants
 //	TIME count                          the counters that are not 0
 //	TIME state                          what is missing, waits, is held
 //
@@ -76,12 +80,41 @@ type recorder struct {
 	held   map[moldcast.Session]moldcast.Held
 	busy   func(moldcast.Piece) bool
 	fail   bool
-	stored map[moldcast.Session]*kept
+	stored map[moldcast.Session]*archived   // the latest takes
+	takes  map[moldcast.Session][]*archived // all
+
+	compare     bool // comparisons are taken
+	comparisons []*Comparison
+	copies      []copying
 }
 
-type kept struct {
+type archived struct {
 	set   gap.Set
+	bytes map[moldcast.Seq]string
 	ended bool
+}
+
+type copying struct {
+	was    *archived
+	next   *Session
+	ranges []moldcast.Range
+}
+
+// String is the ranges of a, each with whose messages they are.
+func (a *archived) String() string {
+	var parts []string
+	for _, r := range a.set.Ranges() {
+		for q := r.First; q < r.Next; {
+			alt := strings.HasPrefix(a.bytes[q], "other")
+			n := q
+			for n < r.Next && strings.HasPrefix(a.bytes[n], "other") == alt {
+				n++
+			}
+			parts = append(parts, fmt.Sprintf("%v%s", moldcast.Range{First: q, Next: n}, map[bool]string{true: " alt"}[alt]))
+			q = n
+		}
+	}
+	return strings.Join(parts, ", ")
 }
 
 // tester is what tests and properties have in common.
@@ -94,7 +127,7 @@ type tester interface {
 func newRecorder(t tester) *recorder {
 	return &recorder{
 		t: t, logf: func(string, ...any) {},
-		held: map[moldcast.Session]moldcast.Held{}, stored: map[moldcast.Session]*kept{},
+		held: map[moldcast.Session]moldcast.Held{}, stored: map[moldcast.Session]*archived{}, takes: map[moldcast.Session][]*archived{}, compare: true,
 		busy: func(moldcast.Piece) bool { return false },
 		sent: func(s moldcast.Session, q moldcast.Seq, data string) bool {
 			return data == "" || data == payload(s, q, false) || data == payload(s, q, true)
@@ -111,8 +144,9 @@ func (r *recorder) Open(s *Session) (moldcast.Held, error) {
 	}
 	k := r.stored[s.Name()]
 	if k == nil {
-		k = &kept{}
+		k = &archived{bytes: map[moldcast.Seq]string{}}
 		r.stored[s.Name()] = k
+		r.takes[s.Name()] = append(r.takes[s.Name()], k)
 	}
 	s.Ref = k
 	h := r.held[s.Name()]
@@ -121,7 +155,7 @@ func (r *recorder) Open(s *Session) (moldcast.Held, error) {
 }
 
 func (r *recorder) Append(s *Session, p moldcast.Piece) bool {
-	k := s.Ref.(*kept)
+	k := s.Ref.(*archived)
 	if r.busy(p) {
 		r.logf("append %v %v refused", s.Name(), p.Range())
 		return false
@@ -130,9 +164,11 @@ func (r *recorder) Append(s *Session, p moldcast.Piece) bool {
 		r.t.Errorf("append %v %d: no messages", s.Name(), p.First)
 	}
 	for m, q := p.Msgs, p.First; m.Len() > 0; q++ {
-		if got := string(m.Next()); !r.sent(s.Name(), q, got) {
+		got := string(m.Next())
+		if !r.sent(s.Name(), q, got) {
 			r.t.Errorf("append %v %d: bytes %q", s.Name(), q, got)
 		}
+		k.bytes[q] = got
 	}
 	if part, held := k.set.Cut(p.Range()); held || part != p.Range() {
 		r.t.Errorf("append %v %v: stored before", s.Name(), p.Range())
@@ -158,13 +194,72 @@ func (r *recorder) Hole(s *Session, h moldcast.Hole) {
 }
 
 func (r *recorder) Ended(s *Session) {
-	s.Ref.(*kept).ended = true
+	s.Ref.(*archived).ended = true
 	end, _ := s.End()
 	r.logf("ended %v %d", s.Name(), end)
 }
 
 func (r *recorder) Conflict(s *Session, at moldcast.Seq, line int) {
 	r.logf("conflict %v %d %s", s.Name(), at, lineName(line))
+}
+
+func (r *recorder) Compare(c *Comparison) bool {
+	if r.compare {
+		r.comparisons = append(r.comparisons, c)
+	}
+	return r.compare
+}
+
+// answer gives what came of the comparisons so far.
+func (r *recorder) answer(a *Arbiter, now moldcast.Instant) {
+	for len(r.comparisons) > 0 {
+		c := r.comparisons[0]
+		r.comparisons = r.comparisons[1:]
+		k, res := c.Session.Ref.(*archived), Compared{}
+		for m, q := c.Msgs, c.First; m.Len() > 0; q++ {
+			if got := string(m.Next()); k.set.Contains(q) && k.bytes[q] != got {
+				if res.Differ++; res.Differ == 1 {
+					res.At = q
+				}
+			}
+		}
+		r.logf("compared %v %v: %d differ", c.Session.Name(), moldcast.Range{First: c.First, Next: c.First + moldcast.Seq(c.Msgs.Len())}, res.Differ)
+		a.Compared(now, c, res)
+	}
+}
+
+func (r *recorder) Fork(was, next *Session, f Fork) error {
+	if r.fail {
+		r.logf("fork %v fails", was.Name())
+		return errDisk
+	}
+	k := &archived{bytes: map[moldcast.Seq]string{}}
+	next.Ref = k
+	r.stored[was.Name()] = k
+	r.takes[was.Name()] = append(r.takes[was.Name()], k)
+	r.logf("take %d of %v from %d: %v at %d, %s", len(r.takes[was.Name()]), was.Name(), f.First, f.Cause, f.At, lineName(f.Line))
+	return nil
+}
+
+func (r *recorder) Copy(was, next *Session, ranges []moldcast.Range) {
+	r.logf("copy %v %v", was.Name(), ranges)
+	r.copies = append(r.copies, copying{was.Ref.(*archived), next, ranges})
+}
+
+// copy makes the copies asked for so far.
+func (r *recorder) copy(a *Arbiter, now moldcast.Instant, stamp moldcast.Stamp) {
+	for len(r.copies) > 0 {
+		c := r.copies[0]
+		r.copies = r.copies[1:]
+		for _, g := range c.ranges {
+			for q := g.First; q < g.Next; q++ {
+				if c.was.set.Contains(q) {
+					b := moldcast.AppendMessage(nil, []byte(c.was.bytes[q]))
+					a.Copied(now, stamp, c.next, q, moldcast.MessagesOf(b, 1))
+				}
+			}
+		}
+	}
 }
 
 func (r *recorder) Close(s *Session) { r.logf("close %v", s.Name()) }
@@ -321,6 +416,18 @@ func (s *script) line(text string) {
 		s.rec.fail = true
 	case "mend":
 		s.rec.fail = false
+	case "compare":
+		s.rec.answer(s.a, s.now)
+	case "copy":
+		s.rec.copy(s.a, s.now, epoch+moldcast.Stamp(s.now))
+	case "stored":
+		n, _ := strconv.Atoi(f[2])
+		if takes := s.rec.takes[session("S")]; n <= len(takes) {
+			s.printf("take %d: %s", n, takes[n-1])
+		} else {
+			s.printf("no take %d", n)
+		}
+		return
 	case "count":
 		s.count()
 		return
@@ -368,7 +475,11 @@ func (s *script) datagram(who, kind string, args []string) {
 		server, _ := strconv.Atoi(n)
 		s.a.OfferAnswer(s.now, stamp, server, d)
 	} else {
-		s.a.Offer(s.now, stamp, int(who[0]-'A'), d)
+		src := byte(who[0])
+		if _, name, other := strings.Cut(who, "/"); other {
+			src = name[0]
+		}
+		s.a.Offer(s.now, stamp, int(who[0]-'A'), netip.AddrFrom4([4]byte{127, 0, 0, src}), d)
 	}
 	// The arbiter must not have kept the datagram.
 	for i := range d {
@@ -414,7 +525,7 @@ func (s *script) state() {
 			parts = append(parts, fmt.Sprintf("waiting %v", e.Range()))
 		}
 		s.printf("%v %v first %d next %d head %d stored %v %s", ss.Name(), ss.State(), ss.First(), ss.Next(), ss.Head(),
-			ss.Ref.(*kept).set.Ranges(), strings.Join(parts, ", "))
+			ss.Ref.(*archived).set.Ranges(), strings.Join(parts, ", "))
 	}
 	s.printf("held packets %d, done %v", s.a.HeldPackets(), s.a.Done())
 }
@@ -472,6 +583,10 @@ func (s *script) configure(d *datadriven.TestData) {
 			cfg.Gap.Budget = duration()
 		case "max-gaps":
 			cfg.Gap.MaxGaps = number()
+		case "takes":
+			cfg.Limits.Takes = number()
+		case "parked":
+			cfg.Limits.ParkedPackets = number()
 		case "new-sessions":
 			cfg.Limits.NewSessions = number()
 		case "open-sessions":
@@ -494,7 +609,7 @@ func (s *script) configure(d *datadriven.TestData) {
 
 func (s *script) archive(d *datadriven.TestData) {
 	name := session(d.CmdArgs[0].Key)
-	k := &kept{}
+	k := &archived{bytes: map[moldcast.Seq]string{}}
 	h := moldcast.Held{}
 	for _, arg := range d.CmdArgs[1:] {
 		switch arg.Key {
@@ -523,8 +638,14 @@ func (s *script) archive(d *datadriven.TestData) {
 			}
 		}
 	}
+	for _, r := range k.set.Ranges() {
+		for q := r.First; q < r.Next; q++ {
+			k.bytes[q] = payload(name, q, false)
+		}
+	}
 	s.rec.held[name] = h
 	s.rec.stored[name] = k
+	s.rec.takes[name] = []*archived{k}
 }
 
 func parseStamp(t *testing.T, text string) moldcast.Stamp {

@@ -22,14 +22,27 @@ type Output interface {
 	// Hole reports a range whose budget is spent, each once.
 	Hole(s *Session, h moldcast.Hole)
 	// Ended reports that an End of Session was heard and that everything up to
-	// it is stored, or given up. Should data beyond that end come, the
-	// session goes on, and may end again.
+	// it is stored, or given up. Should data beyond that end come at
+	// once, contradicting it, the session goes on, and may end again.
 	Ended(s *Session)
 	// Conflict reports the first message of the session that was repeated with
 	// other bytes than those held.
 	Conflict(s *Session, at moldcast.Seq, line int)
+	// Compare asks that messages be compared with what the store holds of the
+	// session, which may read its disk: not now, but in the order of the calls,
+	// and what came of it is given to Arbiter.Compared. False: there is no room
+	// for it.
+	Compare(c *Comparison) bool
+	// Fork begins the next take of a session, which was is the latest of: from
+	// now on, next is the handle. Close follows for was. After an error was
+	// goes on.
+	Fork(was, next *Session, f Fork) error
+	// Copy asks that what was holds of ranges be copied to next: not now, but
+	// by Arbiter.Copied. Close follows for was, and must wait for that.
+	Copy(was, next *Session, ranges []moldcast.Range)
 	// Close reports that the Arbiter has forgotten the session: it ended and
-	// was silent for Limits.Grace. A later packet opens it anew.
+	// was silent for Limits.Grace, or another take took its place. A later
+	// packet opens it anew.
 	Close(s *Session)
 }
 
@@ -69,6 +82,17 @@ type Session struct {
 	hasEnd   bool             // end is what the sender said
 	ended    bool             // and it was accepted
 	end      moldcast.Seq
+	ends     int              // packets that said so
+	endAt    moldcast.Instant // the last sign of the sender going on, or of the end
+
+	resumed    bool         // the archive held some of it
+	high       moldcast.Seq // one past the highest message held
+	tracks     []*track
+	agreements uint64 // packets of data of lines that did not contradict what is held
+	low        []low  // by line
+	parked     int    // packets of its tracks that wait for a comparison
+	forks      []moldcast.Instant
+	past       *past
 }
 
 // Name is the name of s on the wire.

@@ -1,6 +1,7 @@
 package arbiter
 
 import (
+	"net/netip"
 	"slices"
 
 	"github.com/moldtape/moldtape/moldcast"
@@ -16,6 +17,7 @@ type held struct {
 	until   moldcast.Instant
 	stamp   moldcast.Stamp
 	line    int
+	src     netip.Addr
 	data    []byte
 }
 
@@ -33,7 +35,7 @@ func (a *Arbiter) fits(h, q moldcast.Seq) bool {
 
 // hold keeps a copy of a packet until then, at the cost of the one held
 // longest.
-func (a *Arbiter) hold(now, until moldcast.Instant, stamp moldcast.Stamp, line int, p moldcast.Packet, d []byte, name bool) {
+func (a *Arbiter) hold(now, until moldcast.Instant, stamp moldcast.Stamp, line int, src netip.Addr, p moldcast.Packet, d []byte, name bool) {
 	a.expireHeld(now)
 	if len(a.held) >= a.cfg.Limits.HeldPackets {
 		a.unconfirmed(&a.held[0])
@@ -41,7 +43,7 @@ func (a *Arbiter) hold(now, until moldcast.Instant, stamp moldcast.Stamp, line i
 	}
 	a.held = append(a.held, held{
 		session: p.Session, first: p.First, name: name, until: until,
-		stamp: stamp, line: line, data: slices.Clone(d),
+		stamp: stamp, line: line, src: src, data: slices.Clone(d),
 	})
 }
 
@@ -130,7 +132,7 @@ func (a *Arbiter) believe(now moldcast.Instant, s *Session, p moldcast.Packet) (
 }
 
 // offer takes a packet of a line, of an open session.
-func (a *Arbiter) offer(now moldcast.Instant, stamp moldcast.Stamp, line int, s *Session, p moldcast.Packet, d []byte) {
+func (a *Arbiter) offer(now moldcast.Instant, stamp moldcast.Stamp, line int, src netip.Addr, s *Session, p moldcast.Packet, d []byte) {
 	b, until := a.believe(now, s, p)
 	if b == implausible {
 		a.c.Implausible++
@@ -143,21 +145,21 @@ func (a *Arbiter) offer(now moldcast.Instant, stamp moldcast.Stamp, line int, s 
 		})
 		for i := range confirmed {
 			h := &confirmed[i]
-			a.process(now, h.stamp, h.line, s, h.parsed())
+			a.admit(kept{now, h.stamp, h.data}, h.line, h.src, a.sessions[s.name], h.parsed())
 		}
 		if len(confirmed) > 0 {
 			b = plausible
 		}
 	}
 	if b == doubtful {
-		a.hold(now, until, stamp, line, p, d, false)
+		a.hold(now, until, stamp, line, src, p, d, false)
 		return
 	}
-	a.process(now, stamp, line, s, p)
+	a.admit(kept{now, stamp, d}, line, src, a.sessions[s.name], p)
 }
 
 // unknown takes a packet of a line, of a session that is not open.
-func (a *Arbiter) unknown(now moldcast.Instant, stamp moldcast.Stamp, line int, p moldcast.Packet, d []byte) {
+func (a *Arbiter) unknown(now moldcast.Instant, stamp moldcast.Stamp, line int, src netip.Addr, p moldcast.Packet, d []byte) {
 	if a.named != nil && !a.named[p.Session] {
 		a.c.WrongSession++
 		return
@@ -176,7 +178,7 @@ func (a *Arbiter) unknown(now moldcast.Instant, stamp moldcast.Stamp, line int, 
 			return h.name && h.session == p.Session && (a.fits(h.first, p.First) || a.fits(p.First, h.first))
 		}
 		if !slices.ContainsFunc(a.held, func(h held) bool { return fit(&h) }) {
-			a.hold(now, gap.Never, stamp, line, p, d, true)
+			a.hold(now, gap.Never, stamp, line, src, p, d, true)
 			return
 		}
 		if !a.mayOpen(now, p.Session) {
@@ -201,9 +203,9 @@ func (a *Arbiter) unknown(now moldcast.Instant, stamp moldcast.Stamp, line int, 
 	}
 	for i := range first {
 		h := &first[i]
-		a.offer(now, h.stamp, h.line, s, h.parsed(), h.data)
+		a.offer(now, h.stamp, h.line, h.src, a.sessions[s.name], h.parsed(), h.data)
 	}
-	a.offer(now, stamp, line, s, p, d)
+	a.offer(now, stamp, line, src, a.sessions[s.name], p, d)
 }
 
 // refused counts a packet of a session that could not be opened.
@@ -232,13 +234,17 @@ func (a *Arbiter) mayOpen(now moldcast.Instant, name moldcast.Session) bool {
 	return true
 }
 
+func (a *Arbiter) newSession(now moldcast.Instant, name moldcast.Session) *Session {
+	return &Session{
+		name: name, m: gap.New(a.cfg.Gap), known: newHashes(a.cfg.Limits.Compared),
+		opened: now, heard: now, low: make([]low, a.cfg.Lines),
+	}
+}
+
 // open takes up a session that begins at start, unless the archive holds some
 // of it. Nil: the output failed.
 func (a *Arbiter) open(now moldcast.Instant, name moldcast.Session, start moldcast.Seq) *Session {
-	s := &Session{
-		name: name, m: gap.New(a.cfg.Gap), known: newHashes(a.cfg.Limits.Compared),
-		opened: now, heard: now,
-	}
+	s := a.newSession(now, name)
 	h, err := a.out.Open(s)
 	if err != nil {
 		a.c.OpenFailures++
@@ -263,7 +269,9 @@ func (a *Arbiter) open(now moldcast.Instant, name moldcast.Session, start moldca
 		if h.HeadTime != 0 {
 			s.missing.top = point{h.Head - 1, h.HeadTime}
 		}
+		s.high, s.resumed = h.Head, true
 		s.hasEnd, s.end = h.Ended && h.End >= h.Head, h.End
+		s.ends, s.endAt = 2, now // the archive vouches for it
 	case a.cfg.Start == Beginning:
 		s.m.Start(start)
 		if start > 1 {
@@ -285,7 +293,7 @@ func (a *Arbiter) open(now moldcast.Instant, name moldcast.Session, start moldca
 func (a *Arbiter) evict() bool {
 	var oldest *Session
 	for _, s := range a.order {
-		if s.ended && len(s.wait.bySeq) == 0 && (oldest == nil || s.heard < oldest.heard) {
+		if s.ended && len(s.wait.bySeq) == 0 && s.parked == 0 && (oldest == nil || s.heard < oldest.heard) {
 			oldest = s
 		}
 	}
@@ -300,7 +308,7 @@ func (a *Arbiter) evict() bool {
 func (a *Arbiter) forget(now moldcast.Instant) {
 	for i := 0; i < len(a.order); {
 		s := a.order[i]
-		if s.ended && len(s.wait.bySeq) == 0 && now-s.heard >= moldcast.Instant(a.cfg.Limits.Grace) {
+		if s.ended && len(s.wait.bySeq) == 0 && s.parked == 0 && now-s.heard >= moldcast.Instant(a.cfg.Limits.Grace) {
 			a.close(s)
 			continue
 		}

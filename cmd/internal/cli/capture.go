@@ -324,22 +324,28 @@ type archiveSink struct {
 	source  *Source
 }
 
-func (k *archiveSink) Open(channel string, s moldcast.Session, groups []string) (capture.SessionSink, error) {
-	w, err := k.archive.Writer(channel, s, 0)
+func (k *archiveSink) Open(channel string, s moldcast.Session, take int, groups []string) (capture.SessionSink, error) {
+	w, err := k.archive.Writer(channel, s, take)
 	if err != nil {
 		return nil, err
 	}
 	w.Lines(groups)
-	k.source.Live(w.Ref(), w.View())
-	return &sessionSink{Writer: w, source: k.source}, nil
+	view := w.View()
+	k.source.Live(w.Ref(), view)
+	return &sessionSink{Writer: w, source: k.source, view: view}, nil
 }
 
 type sessionSink struct {
 	*store.Writer
 	source *Source
+	view   *store.View
 }
 
 func (s *sessionSink) Take() int { return s.Ref().Take }
+
+func (s *sessionSink) Read(dst []byte, first moldcast.Seq, count, size int) ([]byte, int, error) {
+	return s.view.Append(dst, first, count, size, true)
+}
 
 // Close seals the session; requests for it are answered from its segments
 // from then on.

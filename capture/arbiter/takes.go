@@ -1,0 +1,597 @@
+package arbiter
+
+import (
+	"net/netip"
+	"slices"
+
+	"github.com/moldtape/moldtape/moldcast"
+	"github.com/moldtape/moldtape/moldcast/gap"
+)
+
+// Cause is by which rule a new take began.
+type Cause uint8
+
+// The causes of a new take.
+const (
+	// Conflict: two packets of one source, within Limits.ForkWindow and
+	// without an agreeing one between, held other bytes than the take.
+	Conflict Cause = iota
+	// AfterEnd: data came at or beyond the end of a session that had ended.
+	AfterEnd
+	// WentBack: every live line was below the head for three heartbeats.
+	WentBack
+)
+
+func (c Cause) String() string {
+	switch c {
+	case Conflict:
+		return "conflicting packets"
+	case AfterEnd:
+		return "data after end of session"
+	}
+	return "lines went back"
+}
+
+// Fork is why and where a take begins.
+type Fork struct {
+	Cause  Cause
+	At     moldcast.Seq // the message, or the heartbeat's sequence, that decided
+	Line   int
+	Source netip.Addr
+	First  moldcast.Seq // the take's first sequence
+}
+
+// Comparison is a packet that holds messages of which no hash is remembered:
+// it waits until they were compared with the stored bytes.
+type Comparison struct {
+	Session *Session
+	First   moldcast.Seq
+	Msgs    moldcast.Messages // unchanged until Compared is called
+
+	t *track
+	p *parked
+}
+
+// Compared is what came of a Comparison.
+type Compared struct {
+	Failed bool         // it could not be made
+	Differ int          // messages that are stored with other bytes
+	At     moldcast.Seq // the first of them
+}
+
+// parked is a packet of a track that waits for its comparison, or behind one
+// that does. It is not yet counted.
+type parked struct {
+	kept
+	waits  bool // for its own comparison
+	gone   bool // nothing waits for the result any more
+	result *Compared
+}
+
+// kept is a copy of a packet.
+type kept struct {
+	now   moldcast.Instant
+	stamp moldcast.Stamp
+	data  []byte
+}
+
+func (k *kept) packet() moldcast.Packet {
+	p, _ := moldcast.Parse(k.data) // it parsed when it came
+	return p
+}
+
+// track follows what one source sends on one line of a session.
+//
+// In the ordinary course that only goes up, and top is how far it went. A
+// packet below top begins a run: the network repeated or delayed it, another
+// line was quicker, or the sender began anew. Where that is found to be so,
+// the run is the beginning of the next take.
+type track struct {
+	line  int
+	src   netip.Addr
+	heard moldcast.Instant
+	top   moldcast.Seq // 0: it was never at the head
+	inRun bool         // its last packet was of the run
+	run   run
+
+	conflict   moldcast.Instant // when its last conflicting packet came
+	conflicted bool             // since then, …
+	agreements uint64           // … when the session had seen so many agreeing ones
+
+	queue []*parked
+}
+
+// run is an unbroken ascent of a track below its top. What of it agreed with
+// the take is remembered as ranges, since the take holds the bytes; what did
+// not is kept.
+type run struct {
+	seen   gap.Set
+	agreed gap.Set
+	heard  moldcast.Instant
+	kept   []kept
+	bytes  int
+}
+
+func (x *run) clear() {
+	x.seen.Clear()
+	x.agreed.Clear()
+	clear(x.kept)
+	x.kept, x.bytes = x.kept[:0], 0
+}
+
+// keep copies a packet; the oldest make room.
+func (x *run) keep(k kept, l *Limits) {
+	k.data = slices.Clone(k.data)
+	x.kept, x.bytes = append(x.kept, k), x.bytes+len(k.data)
+	n := 0
+	for len(x.kept)-n > l.KeptPackets || x.bytes > l.KeptBytes && len(x.kept)-n > 1 {
+		x.bytes -= len(x.kept[n].data)
+		n++
+	}
+	x.kept = slices.Delete(x.kept, 0, n)
+}
+
+// maxRunRanges bounds the ranges of a run: one with more losses is taken to
+// begin where it is.
+const maxRunRanges = 1024
+
+// place puts r into the ordinary course of t, or into its run (true). high is
+// one past what the session holds.
+func (t *track) place(now moldcast.Instant, r moldcast.Range, high moldcast.Seq, window moldcast.Instant) bool {
+	x := &t.run
+	b := x.seen.Bounds()
+	open := x.seen.Len() > 0
+	recent := open && t.inRun && now-x.heard <= window
+	top := t.top
+	if top == 0 {
+		top = high
+	}
+	doubt := t.conflicted && now-t.conflict <= window || len(t.queue) > 0
+	switch {
+	case open && r.First == b.Next && (t.inRun || r.First < top) && (r.First < top || doubt):
+		// it goes on
+	case r.First >= top && !(doubt && recent):
+		t.top, t.inRun = max(t.top, r.Next), false
+		return false
+	case recent && x.seen.Len() < maxRunRanges && (r.First >= b.First || r.Next == b.First):
+		// something of it was lost, came late, or came again
+	default:
+		x.clear()
+	}
+	x.seen.Add(r)
+	x.heard, t.inRun = now, true
+	return true
+}
+
+// low is how long a line has been below the head.
+type low struct {
+	heard moldcast.Instant
+	since moldcast.Instant
+	beats int  // heartbeats since then
+	on    bool // it is
+}
+
+// past is what is left of the take before: a line that lags still brings
+// packets of it for a while.
+type past struct {
+	until  moldcast.Instant
+	tracks []*track
+}
+
+// track finds that of a source on a line; the one silent longest makes room.
+func (s *Session) track(now moldcast.Instant, line int, src netip.Addr, most int) *track {
+	for _, t := range s.tracks {
+		if t.line == line && t.src == src {
+			t.heard = now
+			return t
+		}
+	}
+	if len(s.tracks) >= most {
+		oldest := -1
+		for i, t := range s.tracks {
+			if len(t.queue) == 0 && (oldest < 0 || t.heard < s.tracks[oldest].heard) {
+				oldest = i
+			}
+		}
+		if oldest >= 0 {
+			s.tracks = slices.Delete(s.tracks, oldest, oldest+1)
+		}
+	}
+	t := &track{line: line, src: src, heard: now}
+	s.tracks = append(s.tracks, t)
+	return t
+}
+
+// judgement is what the messages of a packet are to what is held.
+type judgement struct {
+	same, differ, unknown int          // held: as remembered, otherwise, or not remembered
+	fresh                 int          // not held
+	at                    moldcast.Seq // the first that differs
+}
+
+// judge compares the messages at r.
+func (a *Arbiter) judge(s *Session, r moldcast.Range, msgs moldcast.Messages) (j judgement) {
+	if r.First >= s.m.Head() {
+		j.fresh = msgs.Len()
+		return j
+	}
+	for !r.Empty() {
+		sub, v := s.m.Classify(r)
+		part := msgs
+		if sub.Next != r.Next {
+			part, msgs = msgs.Split(int(sub.Len()))
+		}
+		r.First = sub.Next
+		if v != gap.Duplicate {
+			j.fresh += part.Len()
+			continue
+		}
+		for seq := sub.First; part.Len() > 0; seq++ {
+			switch known, same := s.known.compare(seq, a.hash(part.Next())); {
+			case !known:
+				j.unknown++
+			case same:
+				j.same++
+			default:
+				if j.differ++; j.differ == 1 {
+					j.at = seq
+				}
+			}
+		}
+	}
+	return j
+}
+
+// admit takes a packet of a line that is believed.
+func (a *Arbiter) admit(k kept, line int, src netip.Addr, s *Session, p moldcast.Packet) {
+	if s.past != nil && a.ofThePast(k.now, line, src, s, p) {
+		return
+	}
+	l := &a.cfg.Limits
+	t := s.track(k.now, line, src, l.Sources)
+	if p.Kind != moldcast.Data {
+		a.control(k, t, s, p)
+		return
+	}
+	if t.top == 0 && !s.resumed && k.now-s.opened <= moldcast.Instant(l.ForkWindow) {
+		t.top = p.First // it began with the session: it may lag, but did not go back
+	}
+	inRun := t.place(k.now, p.Range(), s.high, moldcast.Instant(l.ForkWindow))
+	j := a.judge(s, p.Range(), p.Msgs)
+	compare := j.unknown > 0 && j.differ == 0
+	if (compare || inRun && len(t.queue) > 0) && a.park(k, t, s, p, compare) {
+		return
+	}
+	a.settle(k, t, s, p, inRun, j)
+}
+
+// settle takes a packet of data that was compared.
+func (a *Arbiter) settle(k kept, t *track, s *Session, p moldcast.Packet, inRun bool, j judgement) {
+	r := p.Range()
+	window := moldcast.Instant(a.cfg.Limits.ForkWindow)
+	if j.differ > 0 {
+		if t.conflicted && k.now-t.conflict <= window && t.agreements == s.agreements {
+			if a.fork(k, s, t, Fork{Cause: Conflict, At: j.at, First: t.run.seen.Bounds().First}, p) {
+				return
+			}
+		}
+		a.conflicting(k, t, s, r, inRun, j)
+		return
+	}
+	a.c.Uncompared += uint64(j.unknown)
+	if s.hasEnd && r.Next > s.end && a.endStands(k.now, s) {
+		first := r.First
+		if inRun {
+			first = t.run.seen.Bounds().First
+		}
+		if !a.fork(k, s, t, Fork{Cause: AfterEnd, At: max(r.First, s.end), First: first}, p) {
+			a.refused(p)
+		}
+		return
+	}
+	switch {
+	case j.fresh > 0:
+		s.agreements++
+		s.endAt = k.now // the sender goes on
+		for i := range s.low {
+			s.low[i].on = false
+		}
+		s.low[t.line].heard = k.now
+	case j.same > 0:
+		s.agreements++
+		a.lower(k.now, s, t, r.Next, false)
+	}
+	if inRun && j.unknown == 0 {
+		t.run.agreed.Add(r)
+	}
+	a.process(k.now, k.stamp, t.line, s, p)
+}
+
+// conflicting drops a packet of which something is held with other bytes.
+func (a *Arbiter) conflicting(k kept, t *track, s *Session, r moldcast.Range, inRun bool, j judgement) {
+	a.c.Packets++
+	s.heard = k.now
+	a.c.Duplicates += uint64(j.same + j.unknown)
+	a.c.Conflicts += uint64(j.differ + j.fresh)
+	if !inRun {
+		t.run.clear()
+		t.run.seen.Add(r)
+		t.run.heard, t.inRun = k.now, true
+	}
+	t.run.keep(k, &a.cfg.Limits)
+	t.conflict, t.conflicted, t.agreements = k.now, true, s.agreements
+	a.lower(k.now, s, t, r.Next, false)
+	if !s.conflict {
+		s.conflict = true
+		a.out.Conflict(s, j.at, t.line)
+	}
+}
+
+// control takes a heartbeat or End of Session.
+func (a *Arbiter) control(k kept, t *track, s *Session, p moldcast.Packet) {
+	if a.lower(k.now, s, t, p.First, true) {
+		first := p.First
+		if t.run.seen.Len() > 0 && t.run.seen.Bounds().Next == p.First {
+			first = t.run.seen.Bounds().First
+		}
+		if a.fork(k, s, t, Fork{Cause: WentBack, At: p.First, First: first}, p) {
+			return
+		}
+	}
+	if p.Kind == moldcast.Heartbeat {
+		s.endAt = k.now
+	}
+	a.process(k.now, k.stamp, t.line, s, p)
+}
+
+// lower takes note of where a source on a line is: the message at next is the
+// next one it will send. It reports that for as long as three heartbeats all
+// live lines have been below what is held: a source is where it sent from
+// before, and where the next message is held already.
+func (a *Arbiter) lower(now moldcast.Instant, s *Session, t *track, next moldcast.Seq, beat bool) bool {
+	l := &s.low[t.line]
+	l.heard = now
+	below := next < s.high && (t.top == 0 || next < t.top) && (next < s.m.First() || s.holds(next))
+	if !below {
+		*l = low{heard: now}
+		return false
+	}
+	if !l.on {
+		l.on, l.since, l.beats = true, now, 0
+	}
+	if !beat {
+		return false
+	}
+	l.beats++
+	long := 3 * moldcast.Instant(a.cfg.Gap.HeartbeatInterval)
+	if l.beats < 3 {
+		return false
+	}
+	for i := range s.low {
+		o := &s.low[i]
+		if o.heard != 0 && now-o.heard < long && (!o.on || now-o.since < long) {
+			return false
+		}
+	}
+	return now-l.since >= long
+}
+
+// endStands reports whether the End of Session is more than one packet's
+// word: it was heard twice, or nothing was heard since for as long as three
+// heartbeats.
+func (a *Arbiter) endStands(now moldcast.Instant, s *Session) bool {
+	return s.ends > 1 || now-s.endAt >= 3*moldcast.Instant(a.cfg.Gap.HeartbeatInterval)
+}
+
+// ofThePast drops what a line that lags still brings of the take before.
+func (a *Arbiter) ofThePast(now moldcast.Instant, line int, src netip.Addr, s *Session, p moldcast.Packet) bool {
+	if now >= s.past.until {
+		s.past = nil
+		return false
+	}
+	for i, t := range s.past.tracks {
+		if t.line != line || t.src != src {
+			continue
+		}
+		if p.First < t.top || p.First <= s.m.Head() {
+			s.past.tracks = slices.Delete(s.past.tracks, i, i+1)
+			return false
+		}
+		t.top = max(t.top, p.First+moldcast.Seq(p.Msgs.Len()))
+		a.c.Packets++
+		a.c.Conflicts += uint64(p.Msgs.Len())
+		return true
+	}
+	return false
+}
+
+// park lets a packet wait for its comparison (compare), or for that of one
+// before it. False: there is no room.
+func (a *Arbiter) park(k kept, t *track, s *Session, p moldcast.Packet, compare bool) bool {
+	l := &a.cfg.Limits
+	if a.parked >= l.ParkedPackets || a.parkedBytes+len(k.data) > l.ParkedBytes {
+		return false
+	}
+	k.data = slices.Clone(k.data)
+	x := &parked{kept: k, waits: compare}
+	if compare {
+		p := x.packet()
+		if !a.out.Compare(&Comparison{Session: s, First: p.First, Msgs: p.Msgs, t: t, p: x}) {
+			return false
+		}
+	}
+	t.queue = append(t.queue, x)
+	a.parked++
+	a.parkedBytes += len(k.data)
+	s.parked++
+	return true
+}
+
+// Compared takes the result of a Comparison, which is called for exactly once.
+func (a *Arbiter) Compared(now moldcast.Instant, c *Comparison, result Compared) {
+	if c.p.gone {
+		return
+	}
+	c.p.result = &result
+	a.pump(c.Session, c.t, false)
+}
+
+// unpark takes the first packet out of the queue of t.
+func (a *Arbiter) unpark(s *Session, t *track) *parked {
+	x := t.queue[0]
+	t.queue = slices.Delete(t.queue, 0, 1)
+	a.parked--
+	a.parkedBytes -= len(x.data)
+	s.parked--
+	return x
+}
+
+// pump takes the packets of t that wait no longer; all: also those that do.
+func (a *Arbiter) pump(s *Session, t *track, all bool) {
+	for len(t.queue) > 0 && a.sessions[s.name] == s {
+		x := t.queue[0]
+		if x.waits && x.result == nil && !all {
+			return
+		}
+		p := x.packet()
+		j := a.judge(s, p.Range(), p.Msgs)
+		a.unpark(s, t)
+		x.gone = true
+		if res := x.result; res != nil && !res.Failed {
+			if res.Differ > 0 {
+				j.differ, j.at = max(res.Differ, j.differ), res.At
+				j.same = max(0, p.Msgs.Len()-j.fresh-j.differ)
+				j.fresh = p.Msgs.Len() - j.same - j.differ
+			} else {
+				j.same += j.unknown
+				a.remember(s, p.First, p.Msgs)
+			}
+			j.unknown = 0
+		}
+		a.settle(x.kept, t, s, p, t.run.seen.Contains(p.First), j)
+	}
+}
+
+// mayFork bounds how often a session name begins a take.
+func (a *Arbiter) mayFork(now moldcast.Instant, s *Session) bool {
+	l := &a.cfg.Limits
+	s.forks = slices.DeleteFunc(s.forks, func(at moldcast.Instant) bool { return now-at >= moldcast.Instant(l.SessionsWindow) })
+	return len(s.forks) < l.Takes
+}
+
+// fork ends the take s and begins the next one, at f.First, with what the run
+// of t kept, then p, which decided. False: there is no new take, and s goes on.
+func (a *Arbiter) fork(k kept, s *Session, t *track, f Fork, p moldcast.Packet) bool {
+	if !a.mayFork(k.now, s) {
+		return false
+	}
+	f.Line, f.Source = t.line, t.src
+	n := a.newSession(k.now, s.name)
+	n.forks = append(s.forks, k.now)
+	if err := a.out.Fork(s, n, f); err != nil {
+		a.c.OpenFailures++
+		return false
+	}
+	a.finish(k.now, s)
+	next := p.First
+	for i := range t.run.kept {
+		next = min(next, t.run.kept[i].packet().First)
+	}
+	next = max(next, f.First)
+	n.m.Start(next)
+	n.high = next
+	if f.First < next {
+		n.m.Extend(f.First)
+		n.missing.extend(f.First, next)
+	}
+	a.sessions[s.name] = n
+	a.order[slices.Index(a.order, s)] = n
+	a.last = n
+	n.past = &past{until: k.now + 3*moldcast.Instant(a.cfg.Gap.HeartbeatInterval)}
+	var waiting []waitingPacket
+	for _, o := range s.tracks {
+		for len(o.queue) > 0 {
+			x := a.unpark(s, o)
+			x.gone = true
+			waiting = append(waiting, waitingPacket{x.kept, o.line, o.src})
+		}
+		if o.top = max(o.top, o.run.seen.Bounds().Next); f.Cause == Conflict && o != t && o.top != 0 {
+			n.past.tracks = append(n.past.tracks, o)
+		}
+	}
+	nt := n.track(k.now, t.line, t.src, a.cfg.Limits.Sources)
+	copied := t.run.agreed.Clone()
+	for i := range t.run.kept {
+		x := &t.run.kept[i]
+		p := x.packet()
+		a.c.Retaken += uint64(p.Msgs.Len())
+		nt.top = max(nt.top, p.Range().Next)
+		copied.Remove(p.Range())
+		if j := a.judge(n, p.Range(), p.Msgs); j.differ > 0 {
+			a.c.Duplicates += uint64(j.same)
+			a.c.Conflicts += uint64(j.differ + j.fresh)
+			continue
+		}
+		n.m.Passed(k.now, t.line, p.Range())
+		a.data(k.now, x.stamp, t.line, n, p.Range(), p.Msgs)
+	}
+	copied.Remove(p.Range())
+	if copied.Len() > 0 {
+		a.reveal(k.now, t.line, n, copied.Bounds().Next)
+		a.out.Copy(s, n, slices.Clone(copied.Ranges()))
+	}
+	a.c.addGaps(s.m.Stats())
+	a.out.Close(s)
+	a.admit(k, t.line, t.src, n, p)
+	for _, w := range waiting {
+		a.admit(w.kept, w.line, w.src, a.sessions[s.name], w.packet())
+	}
+	return true
+}
+
+type waitingPacket struct {
+	kept
+	line int
+	src  netip.Addr
+}
+
+// finish gives the store what still waits of a take that ends.
+func (a *Arbiter) finish(now moldcast.Instant, s *Session) {
+	a.store(now, s, 0, len(s.wait.bySeq))
+	for _, e := range s.wait.bySeq {
+		a.c.QueueDropped += uint64(e.Msgs.Len())
+		a.waitBytes -= e.size()
+		a.waitMessages -= uint64(e.Msgs.Len())
+		a.pool.put(e)
+	}
+	s.wait.remove(0, len(s.wait.bySeq))
+}
+
+// Copied takes messages that Output.Copy was asked for, as the take before
+// holds them: s is the new one. False: the store refused some of them.
+func (a *Arbiter) Copied(now moldcast.Instant, stamp moldcast.Stamp, s *Session, first moldcast.Seq, msgs moldcast.Messages) bool {
+	if a.sessions[s.name] != s {
+		return true
+	}
+	dropped := a.c.QueueDropped
+	a.c.Copied += uint64(msgs.Len())
+	for r := (moldcast.Range{First: first, Next: first + moldcast.Seq(msgs.Len())}); !r.Empty(); {
+		sub, v := s.m.Classify(r)
+		part := msgs
+		if n := int(sub.Len()); n < msgs.Len() {
+			part, msgs = msgs.Split(n)
+		}
+		if v == gap.Fill || v == gap.Stale {
+			g := &s.missing.gaps[s.missing.find(sub.First)]
+			a.take(now, moldcast.AnswerLine, s, sub, v, moldcast.Piece{
+				First: sub.First, Msgs: part, Time: g.at(sub.First, stamp), Heard: stamp,
+				Line: moldcast.AnswerLine, Flags: moldcast.Repaired,
+			})
+		} else {
+			a.c.Duplicates += sub.Len()
+		}
+		r.First = sub.Next
+	}
+	a.checkEnd(s)
+	return a.c.QueueDropped == dropped
+}
