@@ -138,7 +138,7 @@ func (a *Archive) Close() error {
 		return writing
 	}
 	if err == nil {
-		a.pebbleCache.Unref()
+		_ = protect(func() error { a.pebbleCache.Unref(); return nil })
 	}
 	return err
 }

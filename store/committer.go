@@ -267,7 +267,7 @@ func (w *Writer) fail(err error) {
 	if w.err == nil {
 		w.a.o.Log.Error("cannot write: what is received waits in memory, nothing of it is durable", "session", s.ref, "err", err)
 	}
-	w.err, w.failed = err, true
+	w.err, w.failed = hint(err), true
 	w.done.Broadcast()
 }
 
@@ -297,7 +297,7 @@ func (c *committer) heal() (giveUp bool) {
 		if g == nil || !g.dead() {
 			continue
 		}
-		g.abandon()
+		g.retire()
 		if err = g.open(w.a, w.signal); err != nil {
 			break
 		}
@@ -804,14 +804,19 @@ func (w *Writer) sealer() {
 	defer w.pipeline.Done()
 	last := false
 	for g := range w.seal {
+		var opening error // why it is not open
 		for {
-			err := w.s.seal(g)
+			err := opening
+			if err == nil {
+				err = w.s.seal(g)
+			}
 			if err == nil {
 				break
 			}
 			w.a.o.Log.Error("cannot seal", "segment", g.name, "err", err)
 			if last {
-				w.sealErr = err
+				w.sealErr = hint(err)
+				g.abandon()
 				break
 			}
 			select {
@@ -819,10 +824,11 @@ func (w *Writer) sealer() {
 			case <-w.quit:
 				last = true // being closed: once more, then the next who opens it
 			}
+			opening = nil
 			if g.dead() {
-				g.abandon()
-				if err := g.open(w.a, w.signal); err != nil {
-					w.a.o.Log.Error("cannot open it again", "segment", g.name, "err", err)
+				g.retire()
+				if opening = g.open(w.a, w.signal); opening != nil {
+					w.a.o.Log.Error("cannot open it again", "segment", g.name, "err", opening)
 				}
 			}
 		}

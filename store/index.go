@@ -187,21 +187,39 @@ func parseMarksHeader(k, v []byte, session moldcast.Session) (block.Header, erro
 // scan calls fn for every record of one key range, in order. k and v are
 // valid until fn returns.
 func scan(db *pebble.DB, kind byte, fn func(k, v []byte) error) error {
-	it, err := db.NewIter(&pebble.IterOptions{LowerBound: []byte{kind}, UpperBound: []byte{kind + 1}})
-	if err != nil {
-		return err
-	}
-	for ok := it.First(); ok && err == nil; ok = it.Next() {
-		var v []byte
-		if v, err = it.ValueAndErr(); err == nil {
-			err = fn(it.Key(), v)
+	return iterate(db, []byte{kind}, []byte{kind + 1}, true, fn)
+}
+
+// iterate calls fn for every record of [lower, upper), in order, with its
+// value where that is asked for.
+func iterate(db *pebble.DB, lower, upper []byte, values bool, fn func(k, v []byte) error) error {
+	return protect(func() error {
+		it, err := db.NewIter(&pebble.IterOptions{LowerBound: lower, UpperBound: upper})
+		if err != nil {
+			return err
 		}
-	}
-	if err == nil {
-		err = it.Error()
-	}
-	if e := it.Close(); err == nil {
-		err = e
-	}
-	return err
+		closed := false
+		defer func() {
+			if !closed { // a panic is under way: what it left of the iterator may not even close
+				_ = protect(it.Close)
+			}
+		}()
+		for ok := it.First(); ok && err == nil; ok = it.Next() {
+			var v []byte
+			if values {
+				v, err = it.ValueAndErr()
+			}
+			if err == nil {
+				err = fn(it.Key(), v)
+			}
+		}
+		if err == nil {
+			err = it.Error()
+		}
+		closed = true
+		if e := it.Close(); err == nil {
+			err = e
+		}
+		return err
+	})
 }

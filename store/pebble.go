@@ -1,6 +1,7 @@
 package store
 
 import (
+	"errors"
 	"fmt"
 	"log/slog"
 	"strings"
@@ -62,6 +63,8 @@ type pebbleLog struct {
 	onErr func(error)
 	say   bool // how far a log could be read
 
+	down chan struct{} // closed when it is marked as dead; may be nil
+
 	mu   sync.Mutex
 	err  error
 	last time.Time // of an alarm: a failing flush is retried without a pause
@@ -84,16 +87,17 @@ func (l *pebbleLog) Errorf(format string, args ...any) {
 	}
 	l.mu.Unlock()
 	if !quiet && !l.dead.Load() {
-		l.log.Warn(fmt.Sprintf(format, args...))
+		l.log.Warn(oneLine(fmt.Sprintf(format, args...)))
 	}
 }
 
 func (l *pebbleLog) Fatalf(format string, args ...any) {
-	l.fail(fmt.Errorf(format, args...))
+	l.fail(errors.New(oneLine(fmt.Sprintf(format, args...))))
 }
 
 // fail marks the segment as dead; the first error is kept.
 func (l *pebbleLog) fail(err error) {
+	err = plain(err)
 	l.mu.Lock()
 	first := l.err == nil
 	if first {
@@ -101,9 +105,18 @@ func (l *pebbleLog) fail(err error) {
 	}
 	l.mu.Unlock()
 	l.dead.Store(true)
+	if first && l.down != nil {
+		close(l.down)
+	}
 	if first && l.onErr != nil {
 		l.onErr(err)
 	}
+}
+
+// corruption notes that a file is damaged. Whoever read gets the error, and
+// says it with the range that is lost: the store goes on.
+func (l *pebbleLog) corruption(i pebble.DataCorruptionInfo) {
+	l.log.Debug("damage found", "err", oneLine(fmt.Sprint(i.Details)))
 }
 
 func (l *pebbleLog) Err() error {
@@ -116,23 +129,46 @@ func (l *pebbleLog) Err() error {
 func openForWrite(dir string, fs *fenceFS, cache *pebble.Cache, log *pebbleLog) (db *pebble.DB, err error) {
 	defer func() {
 		if r := recover(); r != nil {
-			db, err = nil, fmt.Errorf("open: %v", r)
+			db, err = nil, panicked(r)
 		}
+		err = plain(err)
 		if err == nil && log.dead.Load() {
 			err = log.Err()
+		}
+		if errors.Is(err, pebble.ErrDBDoesNotExist) {
+			err = errStoreLost
 		}
 		if err != nil {
 			fs.raise()
 		}
 	}()
 	o := pebbleOptions(fs, cache, log)
+	// Where the manifest was lost, a store made anew would remove the files of
+	// the old one.
+	o.ErrorIfNotExists = holdsData(fs, dir)
 	o.EventListener = &pebble.EventListener{
 		// A flush that fails leaves everything in the log: it is the log that
 		// says what is durable. But it fills memory, and means that the disk
 		// is in trouble, so writing stops until the segment was opened anew.
-		BackgroundError: func(err error) { log.fail(fmt.Errorf("background: %w", err)) },
+		BackgroundError: func(err error) { log.fail(fmt.Errorf("background: %w", plain(err))) },
+		DataCorruption:  log.corruption,
 	}
 	return pebble.Open(dir, o)
+}
+
+// flush writes what is in memory to tables, as Flush of Pebble does, which
+// however does not return while the disk is full.
+func flush(db *pebble.DB, log *pebbleLog) error {
+	flushed, err := db.AsyncFlush()
+	if err != nil {
+		return err
+	}
+	select {
+	case <-flushed:
+		return nil
+	case <-log.down:
+		return log.Err()
+	}
 }
 
 // openForRead opens the Pebble store at dir without a lock and without a
@@ -140,18 +176,23 @@ func openForWrite(dir string, fs *fenceFS, cache *pebble.Cache, log *pebbleLog) 
 func openForRead(dir string, fs vfs.FS, cache *pebble.Cache, log *slog.Logger) (db *pebble.DB, err error) {
 	defer func() {
 		if r := recover(); r != nil {
-			db, err = nil, fmt.Errorf("open: %v", r)
+			db, err = nil, panicked(r)
 		}
+		err = plain(err)
 	}()
 	l := &pebbleLog{log: log}
 	o := pebbleOptions(sealedFS{fs}, cache, l)
 	o.ReadOnly = true
 	o.DisableAutomaticCompactions = true
+	o.EventListener = &pebble.EventListener{DataCorruption: l.corruption}
 	db, err = pebble.Open(dir, o)
 	if err == nil && l.dead.Load() {
 		err = l.Err()
-		_ = db.Close()
+		closeQuietly(db)
 		db = nil
+	}
+	if errors.Is(err, pebble.ErrDBDoesNotExist) && holdsData(fs, dir) {
+		err = errStoreLost
 	}
 	return db, err
 }

@@ -39,6 +39,10 @@ type segment struct {
 	db    *pebble.DB
 	fence *fenceFS
 	log   *pebbleLog
+
+	opening *attempt // to open it for writing, that did not end yet
+
+	gone goneKeys
 }
 
 func newSegment(num int, dir string, id identity) *segment {
@@ -51,15 +55,14 @@ func newSegment(num int, dir string, id identity) *segment {
 // open opens the segment for writing, making it where there is none. Its
 // index is loaded; wake is called, from anywhere, when its store fails.
 func (g *segment) open(a *Archive, wake func()) error {
-	fence := newFenceFS(a.o.FS)
-	log := &pebbleLog{log: a.o.Log.With("segment", g.name), onErr: func(error) { wake() }, say: true}
 	if err := makeDir(a.o.FS, g.dir); err != nil {
 		return fmt.Errorf("%s: %w", g.name, err)
 	}
-	db, err := openForWrite(g.dir, fence, a.pebbleCache, log)
+	t, err := g.openStore(a, wake)
 	if err != nil {
 		return fmt.Errorf("%s: %w", g.name, err)
 	}
+	db, fence, log := t.db, t.fence, t.log
 	fail := func(err error) error {
 		fence.raise()
 		closeQuietly(db)
@@ -104,24 +107,35 @@ func (g *segment) open(a *Archive, wake func()) error {
 // guard runs a write and sees that a failure of the log is an error, whatever
 // Pebble makes of it.
 func guard(log *pebbleLog, fn func() error) (err error) {
-	defer func() {
-		if r := recover(); r != nil {
-			err = fmt.Errorf("%v", r)
-			log.fail(err)
-		}
-	}()
 	if log.dead.Load() {
 		return log.Err()
 	}
-	if err = fn(); err == nil && log.dead.Load() {
+	err = protect(fn)
+	if errors.Is(err, errPanic) {
+		log.fail(err)
+	}
+	if err == nil && log.dead.Load() {
 		err = log.Err()
 	}
 	return err
 }
 
-// abandon gives up a store that failed: nothing it may still do reaches the
-// directory. It is closed in the background, where that is possible at all.
+// abandon gives up a segment that this process writes: nothing that is still
+// on its way reaches the directory.
 func (g *segment) abandon() {
+	g.retire()
+	g.mu.Lock()
+	opening := g.opening
+	g.opening = nil
+	g.mu.Unlock()
+	if opening != nil {
+		opening.giveUp()
+	}
+}
+
+// retire gives up a store that failed, to open it anew. It is closed in the
+// background, where that is possible at all.
+func (g *segment) retire() {
 	g.mu.Lock()
 	db, fence := g.db, g.fence
 	g.db, g.fence, g.log = nil, nil, nil
@@ -134,8 +148,7 @@ func (g *segment) abandon() {
 }
 
 func closeQuietly(db *pebble.DB) {
-	defer func() { _ = recover() }()
-	_ = db.Close()
+	_ = protect(db.Close)
 }
 
 // dead reports whether the store of an open segment failed.
@@ -169,12 +182,14 @@ func readFacts(db *pebble.DB) (facts, error) {
 }
 
 func readMeta(db *pebble.DB, key []byte, v any) error {
-	b, c, err := db.Get(key)
-	if err != nil {
-		return err
-	}
-	defer c.Close()
-	return json.Unmarshal(b, v)
+	return protect(func() error {
+		b, c, err := db.Get(key)
+		if err != nil {
+			return err
+		}
+		defer c.Close()
+		return json.Unmarshal(b, v)
+	})
 }
 
 func readHoles(db *pebble.DB) (out []holeRecord, err error) {
@@ -229,7 +244,7 @@ func (g *segment) finish(a *Archive, prev string) (*seal, error) {
 		return nil, fmt.Errorf("%s: not open", g.name)
 	}
 	wrap := func(err error) (*seal, error) { return nil, fmt.Errorf("%s: seal: %w", g.name, err) }
-	if err := guard(g.log, db.Flush); err != nil {
+	if err := guard(g.log, func() error { return flush(db, g.log) }); err != nil {
 		return wrap(err)
 	}
 	var digests [][32]byte
@@ -322,17 +337,21 @@ func dropLogs(a *Archive, g *segment) {
 func (g *segment) read(t *table, first moldcast.Seq, fn func(header, body []byte) error) error {
 	var k [9]byte
 	return g.use(t, func(db *pebble.DB) error {
-		header, hc, err := db.Get(seqKey(k[:0], keyHeader, uint64(first)))
-		if err != nil {
-			return fmt.Errorf("header: %w", err)
+		var fnErr error
+		err := g.value(db, seqKey(k[:0], keyHeader, uint64(first)), func(header []byte) error {
+			err := g.value(db, seqKey(k[:0], keyBody, uint64(first)), func(body []byte) error {
+				fnErr = fn(header, body)
+				return nil
+			})
+			if err != nil {
+				return fmt.Errorf("its body: %w", err)
+			}
+			return nil
+		})
+		if err == nil {
+			err = fnErr
 		}
-		defer hc.Close()
-		body, bc, err := db.Get(seqKey(k[:0], keyBody, uint64(first)))
-		if err != nil {
-			return fmt.Errorf("body: %w", err)
-		}
-		defer bc.Close()
-		return fn(header, body)
+		return err
 	})
 }
 
@@ -370,20 +389,17 @@ func (g *segment) decode(t *table, first moldcast.Seq, dec *block.Decoder, into 
 func (g *segment) decodeMarks(t *table, id uint64, dec *block.Decoder, into *block.Block) error {
 	return g.use(t, func(db *pebble.DB) error {
 		k := seqKey(nil, keyMarks, id)
-		v, c, err := db.Get(k)
-		if err != nil {
-			return err
-		}
-		defer c.Close()
-		h, err := parseMarksHeader(k, v, g.id.Session)
-		if err != nil {
-			return err
-		}
-		_, body, err := splitJoined(v)
-		if err != nil {
-			return err
-		}
-		return dec.Decode(h, body, into)
+		return g.value(db, k, func(v []byte) error {
+			h, err := parseMarksHeader(k, v, g.id.Session)
+			if err != nil {
+				return err
+			}
+			_, body, err := splitJoined(v)
+			if err != nil {
+				return err
+			}
+			return dec.Decode(h, body, into)
+		})
 	})
 }
 

@@ -495,8 +495,8 @@ func (s *session) readOne(g *segment) error {
 	}
 	defer dec.Close()
 	h, err := s.a.table.acquire(g)
-	if errors.Is(err, pebble.ErrDBDoesNotExist) && !g.sealed {
-		return nil // it was only just being made
+	if g.notMade(s.a.o.FS, err) {
+		return nil
 	}
 	if err != nil {
 		return err

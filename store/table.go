@@ -132,7 +132,7 @@ func (t *table) trim() {
 
 func (t *table) close(h *handle) {
 	h.seg.idx.CompareAndSwap(h.idx, nil)
-	if err := h.db.Close(); err != nil {
+	if err := protect(h.db.Close); err != nil {
 		t.log.Warn("closing a sealed segment", "segment", h.seg.name, "err", err)
 	}
 }

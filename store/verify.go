@@ -324,8 +324,8 @@ func (v *verification) segment(ctx context.Context, c *checked, s *checkedSegmen
 	bad := func(r moldcast.Range, format string, args ...any) { v.fault(c, name, r, format, args...) }
 	defer v.a.table.forget(s.g)
 	h, err := v.a.table.acquire(s.g)
-	if errors.Is(err, pebble.ErrDBDoesNotExist) && !s.sealed {
-		return // it was only just being made
+	if !s.sealed && s.g.notMade(v.a.o.FS, err) {
+		return
 	}
 	if err != nil {
 		if s.seal != nil && len(s.seal.Coverage) > 0 {
@@ -347,6 +347,7 @@ func (v *verification) segment(ctx context.Context, c *checked, s *checkedSegmen
 	bodies := map[uint64]bool{}
 	var headless []badHeader // blocks with messages
 	var b block.Block
+	var buf []byte
 	blocks, messages, stored := 0, uint64(0), uint64(0)
 	note := func(n int) {
 		v.mu.Lock()
@@ -416,11 +417,16 @@ func (v *verification) segment(ctx context.Context, c *checked, s *checkedSegmen
 	err = scan(h.db, keyHeader, func(k, header []byte) error {
 		return check(k, header, func(first uint64) ([]byte, func(), error) {
 			bodies[first] = true
-			body, cl, err := h.db.Get(seqKey(nil, keyBody, first))
+			var body []byte
+			err := s.g.value(h.db, seqKey(nil, keyBody, first), func(v []byte) error {
+				body = append(buf[:0], v...)
+				buf = body
+				return nil
+			})
 			if errors.Is(err, pebble.ErrNotFound) {
 				err = errNoBody
 			}
-			return body, func() { cl.Close() }, err
+			return body, func() {}, err
 		})
 	})
 	if err == nil {
@@ -462,21 +468,13 @@ func (v *verification) segment(ctx context.Context, c *checked, s *checkedSegmen
 
 // strays looks for bodies that no header speaks for.
 func (v *verification) strays(db *pebble.DB, known map[uint64]bool, bad func(moldcast.Range, string, ...any)) error {
-	it, err := db.NewIter(&pebble.IterOptions{LowerBound: []byte{keyBody}, UpperBound: []byte{keyBody + 1}})
-	if err != nil {
-		return err
-	}
-	for ok := it.First(); ok; ok = it.Next() { // keys only: bodies are not read again
-		k := it.Key()
+	// Keys only: bodies are not read again.
+	return iterate(db, []byte{keyBody}, []byte{keyBody + 1}, false, func(k, _ []byte) error {
 		if len(k) != 9 || !known[seqOf(k)] {
 			bad(moldcast.Range{}, "body %x has no sound header", k)
 		}
-	}
-	err = it.Error()
-	if e := it.Close(); err == nil {
-		err = e
-	}
-	return err
+		return nil
+	})
 }
 
 // compare compares what a segment holds with its seal. headless are the blocks

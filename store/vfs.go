@@ -278,6 +278,11 @@ func (l fsLocker) lock(dir string, _ bool) (io.Closer, error) {
 	return c, nil
 }
 
+// isNoRoom reports whether err says that the disk is full.
+func isNoRoom(err error) bool {
+	return errors.Is(err, errNoRoom) || errors.Is(err, syscall.ENOSPC) || errors.Is(err, syscall.EDQUOT)
+}
+
 // isReadOnlyMedium reports whether err says that nothing can be written here.
 func isReadOnlyMedium(err error) bool {
 	return errors.Is(err, syscall.EROFS) || errors.Is(err, syscall.EACCES) || errors.Is(err, syscall.EPERM)

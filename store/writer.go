@@ -158,7 +158,7 @@ func (w *Writer) recoverSegments() error {
 		if err := s.recover(g, w.signal); err != nil {
 			g.abandon()
 			var version *VersionError
-			if isReadOnlyMedium(err) || errors.As(err, &version) {
+			if isReadOnlyMedium(err) || errors.As(err, &version) || isNoRoom(err) {
 				return err
 			}
 			s.a.o.Log.Error("segment cannot be recovered; it is left as it is and a new one begun", "segment", g.name, "err", err)
