@@ -64,9 +64,9 @@ func match(t testing.TB, dir, suffix string) []string {
 	return names
 }
 
-// readAll reads a session whole: the messages, which are those of the tests,
+// readWhole reads a session whole: the messages, which are those of the tests,
 // and the ranges that are damaged.
-func readAll(t testing.TB, v *View) (messages int, damaged []*CorruptError) {
+func readWhole(t testing.TB, v *View) (messages int, damaged []*CorruptError) {
 	t.Helper()
 	c := v.Cursor(0)
 	defer c.Close()
@@ -123,7 +123,7 @@ func TestBlobGone(t *testing.T) {
 			a := reopen(t, dir, o)
 			v := view(t, a, ref)
 			for range 3 {
-				n, damaged := readAll(t, v)
+				n, damaged := readWhole(t, v)
 				if len(damaged) == 0 || n == 0 {
 					t.Fatalf("%d messages, %d damaged ranges", n, len(damaged))
 				}
@@ -182,7 +182,7 @@ func TestManifestLost(t *testing.T) {
 	}
 	files := append(match(t, seg, ".sst"), match(t, seg, ".blob")...)
 	a := reopen(t, dir, o)
-	readAll(t, view(t, a, ref))
+	readWhole(t, view(t, a, ref))
 	named := func() {
 		t.Helper()
 		rep, err := a.Verify(t.Context(), nil, nil)
