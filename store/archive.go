@@ -1,11 +1,13 @@
 package store
 
 import (
+	"context"
 	"encoding/binary"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
+	"log/slog"
 	"slices"
 	"strings"
 	"sync"
@@ -441,7 +443,11 @@ func (s *session) seal(g *segment) error {
 	if h, err := s.a.table.acquire(g); err == nil {
 		s.a.table.release(h)
 	}
-	s.a.o.Log.Info("segment sealed", "segment", g.name, "messages", sl.Messages, "blocks", sl.Blocks, "bytes", sl.BytesDisk)
+	level := slog.LevelInfo
+	if s.a.o.Quiet {
+		level = slog.LevelDebug
+	}
+	s.a.o.Log.Log(context.Background(), level, "segment sealed", "segment", g.name, "messages", sl.Messages, "blocks", sl.Blocks, "bytes", sl.BytesDisk)
 	return nil
 }
 

@@ -108,6 +108,9 @@ type SegmentInfo struct {
 	BytesDisk uint64       `json:"bytes_disk"`
 	FirstTime *time.Time   `json:"first_time"`
 	LastTime  *time.Time   `json:"last_time"`
+	Node      string       `json:"node"`            // that recorded it; empty: it had no name
+	Opened    *time.Time   `json:"opened"`          // by the clock of that node
+	SealedAt  *time.Time   `json:"sealed_time"`     // nil while it is not sealed
 	Fault     string       `json:"fault,omitempty"` // why it cannot be read
 }
 

@@ -143,6 +143,7 @@ func (s *session) detail(state State, full bool) (Detail, error) {
 				t.add(g.seal.FirstTime, g.seal.LastTime)
 			}
 			lines = addLines(lines, g.seal.Lines)
+			i.Node, i.Opened, i.SealedAt = g.seal.Node, clockTime(g.seal.Opened), clockTime(g.seal.Sealed)
 		case x != nil:
 			rs = x.coverage()
 			i.Blocks, i.Messages, i.BytesRaw = len(x.blocks)+len(x.marks), x.messages, x.bytesRaw
@@ -150,6 +151,7 @@ func (s *session) detail(state State, full bool) (Detail, error) {
 				t.add(x.minTime, x.maxTime)
 			}
 			lines = addLines(lines, g.lines)
+			i.Node, i.Opened = g.node, clockTime(g.opened)
 			sizes = append(sizes, g)
 		default:
 			sizes = append(sizes, g)
@@ -228,6 +230,14 @@ func lineName(l uint8) string {
 		return string(rune('A' + l))
 	}
 	return fmt.Sprint(l)
+}
+
+func clockTime(t time.Time) *time.Time {
+	if t.IsZero() {
+		return nil
+	}
+	t = t.UTC()
+	return &t
 }
 
 func timeOf(s moldcast.Stamp) *time.Time {

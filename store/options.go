@@ -20,6 +20,10 @@ type Options struct {
 	// Log receives what an operator should know. Default: discarded.
 	Log *slog.Logger
 
+	// Quiet logs at debug level that a segment was sealed: for an import, which
+	// has a result of its own to tell.
+	Quiet bool
+
 	// Node is this node's name, recorded where an archive or segment is made.
 	Node string
 

@@ -31,6 +31,7 @@ type segment struct {
 	fault  error                 // why it cannot be read, or its seal not
 	idx    atomic.Pointer[index] // of the open segment always; of a sealed one while it is open for reading
 	lines  []lineCount           // of the open segment
+	node   string                // that began it
 	opened time.Time
 
 	// mu is held for reading while db is used, and for writing to change it.
@@ -96,7 +97,7 @@ func (g *segment) open(a *Archive, wake func()) error {
 	case info.identity != g.id || info.Segment != g.num:
 		return fail(fmt.Errorf("it is %s/%v@%d segment %d: moved here by hand?", info.Channel, info.Session, info.Take, info.Segment))
 	}
-	g.opened = info.Opened
+	g.node, g.opened = info.Node, info.Opened
 	g.mu.Lock()
 	g.db, g.fence, g.log = db, fence, log
 	g.mu.Unlock()

@@ -528,7 +528,7 @@ func (s *session) readOne(g *segment) error {
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	g.lines, g.opened = lines, info.Opened
+	g.lines, g.node, g.opened = lines, info.Node, info.Opened
 	s.addIndex(g, h.idx, holes, fills, f)
 	s.mem = append(s.mem, s.takeTails(g, tails, 0)...)
 	return nil

@@ -223,8 +223,8 @@ func runCapture(ctx context.Context, e *env, f *captureFlags) error {
 	if err := cfg.Validate(); err != nil {
 		return usagef("%v", err)
 	}
-	opts := store.DefaultOptions()
-	opts.Log, opts.Sync, opts.SegmentSize, opts.SegmentTime = e.log, f.sync, f.segmentSize, f.segmentTime
+	opts := e.storeOptions()
+	opts.Sync, opts.SegmentSize, opts.SegmentTime = f.sync, f.segmentSize, f.segmentTime
 	if err := opts.Validate(); err != nil {
 		return usagef("--segment-size, --segment-time, --sync: %v", err)
 	}

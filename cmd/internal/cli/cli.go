@@ -12,6 +12,7 @@ import (
 	"os"
 	"os/signal"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"syscall"
 	"time"
@@ -75,12 +76,16 @@ type env struct {
 
 // Main runs the command line and returns the exit code.
 func Main(args []string, stdin io.Reader, stdout, stderr io.Writer) int {
-	e := &env{stdin: stdin, stdout: stdout, stderr: stderr, log: slog.New(slog.DiscardHandler)}
+	out := &checkedWriter{w: stdout}
+	e := &env{stdin: stdin, stdout: out, stderr: stderr, log: slog.New(slog.DiscardHandler)}
 	root := newRoot(e)
 	root.SetArgs(args)
 	ctx, stop := interruptible(stderr)
 	defer stop()
 	err := root.ExecuteContext(ctx)
+	if err == nil {
+		err = out.failed() // whatever became of the work, its result did not arrive
+	}
 	if err == nil {
 		return 0
 	}
@@ -92,6 +97,35 @@ func Main(args []string, stdin io.Reader, stdout, stderr io.Writer) int {
 		fmt.Fprintln(stderr, "moldtape: "+strings.ReplaceAll(err.Error(), "\n", " "))
 	}
 	return x.code
+}
+
+// checkedWriter keeps the first error of writing, so that no command can end
+// well whose output was lost. Safe for use by several goroutines.
+type checkedWriter struct {
+	w   io.Writer
+	mu  sync.Mutex
+	err error
+}
+
+func (c *checkedWriter) Write(b []byte) (int, error) {
+	n, err := c.w.Write(b)
+	if err != nil {
+		c.mu.Lock()
+		if c.err == nil {
+			c.err = err
+		}
+		c.mu.Unlock()
+	}
+	return n, err
+}
+
+func (c *checkedWriter) failed() error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.err == nil {
+		return nil
+	}
+	return fmt.Errorf("stdout: %w", c.err)
 }
 
 // sameSignal is how soon after the first a signal is still the same one:
@@ -177,7 +211,7 @@ func (e *env) setLogger() error {
 	}
 	switch {
 	case e.logFormat == "json":
-		e.log = slog.New(slog.NewJSONHandler(e.stderr, &slog.HandlerOptions{Level: level}))
+		e.log = slog.New(slog.NewJSONHandler(e.stderr, &slog.HandlerOptions{Level: level, ReplaceAttr: inSeconds}))
 	case e.logFormat == "text" && isTerminal(e.stderr):
 		e.log = slog.New(tint.NewTextHandler(e.stderr, &tint.Options{Level: level}))
 	case e.logFormat == "text":
@@ -186,6 +220,14 @@ func (e *env) setLogger() error {
 		return usagef("--log-format %q: want text or json", e.logFormat)
 	}
 	return nil
+}
+
+// inSeconds gives a duration in a JSON log as every other one in JSON.
+func inSeconds(_ []string, a slog.Attr) slog.Attr {
+	if a.Value.Kind() == slog.KindDuration {
+		a.Value = slog.Float64Value(a.Value.Duration().Seconds())
+	}
+	return a
 }
 
 // isTerminal reports whether w is a terminal: progress bars and colours go

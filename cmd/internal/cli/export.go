@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"io"
 	"net/netip"
-	"time"
 
 	"github.com/dustin/go-humanize"
 	"github.com/moldtape/moldtape/capture/capfile"
@@ -102,7 +101,7 @@ func (e *env) export(ctx context.Context, name string, fl exportFlags) error {
 	if err := fl.ranges.check(); err != nil {
 		return err
 	}
-	a, err := store.Open(e.archiveDir(), store.DefaultOptions())
+	a, err := e.openArchive()
 	if err != nil {
 		return err
 	}
@@ -117,17 +116,22 @@ func (e *env) export(ctx context.Context, name string, fl exportFlags) error {
 	}
 	defer v.Close()
 	info := v.Info()
-	if info.State == store.Live {
-		fmt.Fprintf(e.stderr, "moldtape: %v is being captured: exported as far as it is sealed\n", ref)
-	}
 	first, head := v.Bounds()
-	day := time.Now()
-	if info.FirstTime != nil {
-		day = *info.FirstTime
+	held := moldcast.Range{First: first, Next: head}
+	e.sayReadTo(info, held)
+	if info.Messages == 0 || info.FirstTime == nil {
+		return faultf("%v holds no message", ref)
 	}
-	want, err := fl.ranges.resolve(moldcast.Range{First: first, Next: head}, day, v.SeqAt)
+	end, ended := v.Ended()
+	if ended {
+		held.Next = max(held.Next, end) // a lost tail is a hole too
+	}
+	want, err := fl.ranges.resolve(held, *info.FirstTime, v.SeqAt)
 	if err != nil {
 		return err
+	}
+	if want.Intersect(held).Empty() {
+		return faultf("%s", fl.ranges.nothing(info, held))
 	}
 	out, err := createOutput(fl.output, e.stdout)
 	if err != nil {
@@ -138,10 +142,10 @@ func (e *env) export(ctx context.Context, name string, fl exportFlags) error {
 			Channel: ref.Channel, Session: ref.Session.String(), Take: ref.Take,
 			File: fl.output, Format: format, FirstSeq: want.First, NextSeq: want.Next,
 		},
-		session: ref.Session, want: want, held: moldcast.Range{First: first, Next: head},
+		session: ref.Session, want: want, held: held,
 		allowHoles: fl.allowHoles, tick: func(int) {},
 	}
-	if end, ok := v.Ended(); ok && end == want.Next && end > want.First {
+	if ended && end == want.Next {
 		x.finish = end
 	}
 	stop := e.exportProgress(x)

@@ -2,6 +2,7 @@ package cli
 
 import (
 	"bufio"
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -217,8 +218,8 @@ func (r *importRun) run(ctx context.Context, names []string) error {
 		return err
 	}
 	r.im = importer.New(func() (*store.Archive, error) {
-		o := store.DefaultOptions()
-		o.Sync, o.Wait, o.Log = time.Second, true, r.env.log
+		o := r.env.storeOptions()
+		o.Sync, o.Wait, o.Quiet = time.Second, true, true
 		return store.OpenOrCreate(r.env.archiveDir(), o)
 	}, time.Now)
 	stop := r.progress()
@@ -253,7 +254,7 @@ func (r *importRun) run(ctx context.Context, names []string) error {
 	case r.more == 1:
 		return faultf("%s", r.first)
 	case r.flags.strict && r.sum.Holes > 0:
-		return faultf("--strict: holes left: %d", r.sum.Holes)
+		return faultf("--strict: %s left", count(r.sum.Holes, "hole"))
 	}
 	return nil
 }
@@ -276,6 +277,15 @@ func (r *importRun) missing() string {
 }
 
 func (r *importRun) openAll(names []string) error {
+	stdin := 0
+	for _, name := range names {
+		if name == "-" {
+			stdin++
+		}
+	}
+	if stdin > 1 {
+		return usagef("- is stdin, which can be read once: it is named %d times", stdin)
+	}
 	for _, name := range names {
 		in, err := openInput(name, r.env.stdin)
 		if err != nil {
@@ -323,6 +333,7 @@ func (r *importRun) kind(in *input) (string, error) {
 	if err == nil {
 		defer closer()
 		b, _ := bufio.NewReaderSize(content, 64).Peek(4)
+		b = bytes.TrimPrefix(b, []byte(ndjson.BOM))
 		if k := capfile.Sniff(b); k != "" {
 			return k, nil
 		}
@@ -678,6 +689,7 @@ func tooLong(m moldcast.Messages) int {
 type packer struct {
 	r     *importRun
 	in    *input
+	open  func() (*importer.Session, error) // with the first message
 	s     *importer.Session
 	p     moldcast.Piece
 	buf   []byte
@@ -694,6 +706,13 @@ func (k *packer) flush() error {
 	p := k.p
 	p.Msgs = moldcast.MessagesOf(k.buf, k.n)
 	k.n = 0
+	if k.s == nil {
+		s, err := k.open()
+		if err != nil {
+			return err
+		}
+		k.s = s
+	}
 	err := k.r.add(k.s, p, k.in, k.pos, 0)
 	k.buf = k.buf[:0]
 	return err
@@ -736,14 +755,15 @@ func (r *importRun) messages(ctx context.Context, in *input, read func(context.C
 	if channel == "" {
 		channel = "default"
 	}
-	s, err := r.im.Session(channel, *r.session)
-	if err != nil {
-		return err
-	}
-	k := &packer{r: r, in: in, s: s, size: moldcast.PayloadSize(importMTU) - moldcast.HeaderSize, count: moldcast.MaxCount}
+	open := func() (*importer.Session, error) { return r.im.Session(channel, *r.session) }
+	faults := r.more
+	k := &packer{r: r, in: in, open: open, size: moldcast.PayloadSize(importMTU) - moldcast.HeaderSize, count: moldcast.MaxCount}
 	err = read(ctx, in, content, k)
 	if ferr := k.flush(); err == nil {
 		err = ferr
+	}
+	if err == nil && k.s == nil && r.more == faults {
+		r.say(in.name + ": holds no message")
 	}
 	return err
 }

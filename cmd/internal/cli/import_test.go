@@ -178,7 +178,7 @@ func TestImportMergesLines(t *testing.T) {
 		t.Error(d)
 	}
 	// The hole fails a strict import and an export.
-	if _, errs := importJSON(t, ar, 1, "--strict", f); !strings.Contains(errs, "holes left: 1") {
+	if _, errs := importJSON(t, ar, 1, "--strict", f); !strings.Contains(errs, "1 hole left") {
 		t.Error(errs)
 	}
 	code, _, errs := runCLI(t, ar, "export", "S", "-o", filepath.Join(t.TempDir(), "x.pcap"))

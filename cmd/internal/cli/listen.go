@@ -193,7 +193,7 @@ func (e *env) reportListen(f *listenFlags, l *listener, st mcast.SubscriberStats
 		}
 	}
 	if f.strict && sum.Lost > 0 {
-		return faultf("--strict: %d messages were lost", sum.Lost)
+		return faultf("--strict: %s lost", count(sum.Lost, "message"))
 	}
 	return nil
 }
@@ -208,7 +208,12 @@ type listener struct {
 	stop  func()
 	log   *slog.Logger
 	err   error
+
+	losses int // ranges that were lost
 }
+
+// maxLossLogs is how many ranges that are lost are logged one by one.
+const maxLossLogs = 20
 
 func (l *listener) message(seq moldcast.Seq, data []byte) {
 	if l.err != nil || l.limit > 0 && l.n == l.limit {
@@ -224,7 +229,12 @@ func (l *listener) message(seq moldcast.Seq, data []byte) {
 }
 
 func (l *listener) lost(r gap.Range) {
-	l.log.Warn("messages are lost", "range", r, "messages", r.Len())
+	switch l.losses++; {
+	case l.losses <= maxLossLogs:
+		l.log.Warn("messages are lost", "range", r, "messages", r.Len())
+	case l.losses == maxLossLogs+1:
+		l.log.Warn("further losses are counted only")
+	}
 }
 
 // idle brings what was delivered to whoever reads along.

@@ -1,10 +1,12 @@
 package cli
 
 import (
+	"fmt"
 	"strconv"
 	"time"
 
 	"github.com/moldtape/moldtape/moldcast"
+	"github.com/moldtape/moldtape/store"
 	"github.com/spf13/cobra"
 )
 
@@ -86,6 +88,23 @@ func (r *rangeFlags) resolve(held moldcast.Range, day time.Time, seqAt func(mold
 		return out, usagef("--to-time %s: want no earlier than --from-time %s", r.toTime, r.fromTime)
 	}
 	return out, nil
+}
+
+// nothing says that of what is held the range asked for selects nothing.
+func (r *rangeFlags) nothing(info store.Info, held moldcast.Range) string {
+	s := fmt.Sprintf("%v holds %v", info.Ref(), held)
+	if r.fromTime != "" || r.toTime != "" {
+		s += fmt.Sprintf(", %s .. %s", fullTime(info.FirstTime), fullTime(info.LastTime))
+	}
+	s += ": nothing of it lies in the range asked for,"
+	for _, f := range []struct{ flag, text string }{
+		{"--from-seq", r.fromSeq}, {"--to-seq", r.toSeq}, {"--from-time", r.fromTime}, {"--to-time", r.toTime},
+	} {
+		if f.text != "" {
+			s += " " + f.flag + " " + f.text
+		}
+	}
+	return s
 }
 
 // parseSeq reads a sequence: 1..2^64-2.

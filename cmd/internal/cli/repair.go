@@ -65,8 +65,8 @@ func (e *env) repair(ctx context.Context, name string, f repairFlags) error {
 	if f.budget <= 0 {
 		return usagef("--nak-budget %v: want more than 0", f.budget)
 	}
-	o := store.DefaultOptions()
-	o.Log, o.Wait = e.log, true
+	o := e.storeOptions()
+	o.Wait = true
 	a, err := store.Open(e.archiveDir(), o)
 	if err != nil {
 		return err

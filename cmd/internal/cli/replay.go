@@ -337,11 +337,9 @@ func (e *env) replay(c *cobra.Command, args []string, f *replayFlags) (err error
 // nothing.
 func (e *env) replayRange(s *replayStream, ranges *rangeFlags) (none string, err error) {
 	info := s.view.Info()
-	if info.State == store.Live {
-		fmt.Fprintf(e.stderr, "moldtape: %v is being captured: replayed as far as it is sealed\n", s.ref)
-	}
 	first, head := s.view.Bounds()
 	held := moldcast.Range{First: first, Next: head}
+	e.sayReadTo(info, held)
 	if end, ok := s.view.Ended(); ok {
 		held.Next = max(held.Next, end) // a lost tail is a hole too
 	}
@@ -357,7 +355,7 @@ func (e *env) replayRange(s *replayStream, ranges *rangeFlags) (none string, err
 	}
 	s.Range = want.Intersect(held)
 	if s.Range.Empty() {
-		return fmt.Sprintf("%v holds %v, nothing of it in the range asked for", s.ref, held), nil
+		return ranges.nothing(info, held), nil
 	}
 	s.Open = func(from moldcast.Seq) (replay.Source, error) {
 		s.view.Bounds() // looks for segments that were sealed meanwhile

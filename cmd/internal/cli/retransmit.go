@@ -180,8 +180,8 @@ func (e *env) retransmit(ctx context.Context, o retransmitFlags, cfg retransmit.
 		conn.Close()
 		return err
 	}
-	e.log.Info("serving", "archive", e.archiveDir(), "listen", conn.LocalAddr(), "sessions", source.Sessions(), "mtu", cfg.MTU,
-		"allow", cfg.Admit.Allow, "rate_per_client", cfg.Admit.Client.Requests, "rate_loopback", cfg.Admit.Loopback.Requests,
+	e.log.Info("serving", "archive", e.archiveDir(), "listen", conn.LocalAddr(), "sessions", source.Sessions())
+	e.log.Debug("budgets", "mtu", cfg.MTU, "allow", cfg.Admit.Allow, "rate_per_client", cfg.Admit.Client.Requests, "rate_loopback", cfg.Admit.Loopback.Requests,
 		"rate_total", cfg.Admit.Total.Requests, "linger", cfg.Admit.Linger, "cold_queue", cfg.QueueCold, "workers", cfg.Workers)
 	if err := e.printJSON(ready{Event: "ready", Retransmit: conn.LocalAddr().String()}); err != nil {
 		conn.Close()

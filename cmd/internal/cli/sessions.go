@@ -3,6 +3,7 @@ package cli
 import (
 	"fmt"
 	"io"
+	"os"
 	"strings"
 	"text/tabwriter"
 	"time"
@@ -10,6 +11,7 @@ import (
 	"github.com/dustin/go-humanize"
 	"github.com/spf13/cobra"
 
+	"github.com/moldtape/moldtape/moldcast"
 	"github.com/moldtape/moldtape/store"
 )
 
@@ -33,9 +35,18 @@ listed. A session is open when its End of Session is not on record.`,
 
 // openArchive opens the archive of --archive for reading.
 func (e *env) openArchive() (*store.Archive, error) {
+	return store.Open(e.archiveDir(), e.storeOptions())
+}
+
+// storeOptions are those that every command shares: the log, and this host's
+// name for what is put on record.
+func (e *env) storeOptions() store.Options {
 	o := store.DefaultOptions()
 	o.Log = e.log
-	return store.Open(e.archiveDir(), o)
+	if host, err := os.Hostname(); err == nil {
+		o.Node = host
+	}
+	return o
 }
 
 func (e *env) sessions() error {
@@ -74,6 +85,18 @@ func (e *env) sayLive(s store.Info) {
 	}
 }
 
+// sayReadTo says on stderr that a session goes on beyond what is read of it.
+func (e *env) sayReadTo(s store.Info, held moldcast.Range) {
+	if s.State != store.Live {
+		return
+	}
+	end := "nothing of it is sealed yet"
+	if !held.Empty() {
+		end = fmt.Sprintf("read up to its sealed end %d", held.Next-1)
+	}
+	fmt.Fprintf(e.stderr, "moldtape: %v is being captured: %s\n", s.Ref(), end)
+}
+
 // table aligns the cells of rows.
 func table(w io.Writer) *tabwriter.Writer { return tabwriter.NewWriter(w, 0, 0, 2, ' ', 0) }
 
@@ -85,10 +108,15 @@ func row(t *tabwriter.Writer, cells ...any) {
 	fmt.Fprintln(t, strings.Join(text, "\t"))
 }
 
-// shortTime prints a time for people, in UTC.
-func shortTime(t *time.Time) string {
+// shortTime prints a time for people, in UTC, to the microsecond.
+func shortTime(t *time.Time) string { return timeText(t, "2006-01-02T15:04:05.000000Z") }
+
+// fullTime prints all of a time, in UTC.
+func fullTime(t *time.Time) string { return timeText(t, "2006-01-02T15:04:05.000000000Z") }
+
+func timeText(t *time.Time, form string) string {
 	if t == nil {
 		return "-"
 	}
-	return t.UTC().Format("2006-01-02T15:04:05.000Z")
+	return t.UTC().Format(form)
 }

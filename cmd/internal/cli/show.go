@@ -2,6 +2,8 @@ package cli
 
 import (
 	"fmt"
+	"slices"
+	"strings"
 	"time"
 
 	"github.com/dustin/go-humanize"
@@ -62,8 +64,17 @@ func (e *env) printDetail(d store.Detail) error {
 		row(t, "ended", fmt.Sprintf("next would be %d", *d.EndSeq))
 	}
 	row(t, "messages", humanize.Comma(int64(d.Messages)))
+	row(t, "repaired", repairedText(d))
+	if len(d.HoleList) > 0 {
+		var n uint64
+		for _, h := range d.HoleList {
+			n += uint64(h.LastSeq-h.FirstSeq) + 1
+		}
+		row(t, "missing", fmt.Sprintf("%s in %s", count(n, "message"), count(len(d.HoleList), "hole")))
+	}
 	row(t, "bytes", fmt.Sprintf("%s framed, %s on disk", humanize.IBytes(d.BytesRaw), humanize.IBytes(d.BytesDisk)))
-	row(t, "time", shortTime(d.FirstTime)+" .. "+shortTime(d.LastTime))
+	row(t, "time", fullTime(d.FirstTime)+" .. "+fullTime(d.LastTime))
+	row(t, "recorded", recordedText(d.SegmentList))
 	for i, g := range d.Groups {
 		row(t, "line "+string(rune('A'+i)), g)
 	}
@@ -91,14 +102,14 @@ func (e *env) printDetail(d store.Detail) error {
 	}
 	err := section("holes", len(d.HoleList), []any{"FIRST", "LAST", "REASON", "RECORDED"}, func(i int) []any {
 		h := d.HoleList[i]
-		return []any{h.FirstSeq, h.LastSeq, h.Reason, shortTime(h.Time)}
+		return []any{h.FirstSeq, h.LastSeq, h.Reason, fullTime(h.Time)}
 	})
 	if err != nil {
 		return err
 	}
-	err = section("segments", len(d.SegmentList), []any{"SEGMENT", "SEALED", "FIRST", "LAST", "RUNS", "BLOCKS", "MESSAGES", "DISK", "FAULT"}, func(i int) []any {
+	err = section("segments", len(d.SegmentList), []any{"SEGMENT", "SEALED", "FIRST", "LAST", "RUNS", "BLOCKS", "MESSAGES", "DISK", "NODE", "OPENED", "SEALED AT", "FAULT"}, func(i int) []any {
 		s := d.SegmentList[i]
-		return []any{s.Segment, yesNo(s.Sealed), s.FirstSeq, s.LastSeq, s.Runs, s.Blocks, humanize.Comma(int64(s.Messages)), humanize.IBytes(s.BytesDisk), s.Fault}
+		return []any{s.Segment, yesNo(s.Sealed), s.FirstSeq, s.LastSeq, s.Runs, s.Blocks, humanize.Comma(int64(s.Messages)), humanize.IBytes(s.BytesDisk), nodeText(s.Node), shortTime(s.Opened), shortTime(s.SealedAt), s.Fault}
 	})
 	if err != nil {
 		return err
@@ -114,6 +125,56 @@ func (e *env) printDetail(d store.Detail) error {
 		r := d.Rates[i]
 		return []any{r.Minute.Format(time.RFC3339), humanize.Comma(int64(r.Messages)), humanize.Comma(int64(float64(r.Messages) / covered(r.Minute, d.FirstTime, d.LastTime))), humanize.IBytes(r.Bytes)}
 	})
+}
+
+// repairedText tells how much came as an answer to a request, not live.
+func repairedText(d store.Detail) string {
+	var n, all uint64
+	for _, l := range d.Lines {
+		all += l.Messages
+		if l.Line == "answer" {
+			n += l.Messages
+		}
+	}
+	s := count(n, "message")
+	if all > 0 {
+		s += fmt.Sprintf(" (%.4g %%)", 100*float64(n)/float64(all))
+	}
+	return s
+}
+
+// recordedText tells who recorded a session, and from when to when.
+func recordedText(list []store.SegmentInfo) string {
+	var nodes []string
+	var from, to *time.Time
+	sealed := true
+	for _, s := range list {
+		if !slices.Contains(nodes, nodeText(s.Node)) {
+			nodes = append(nodes, nodeText(s.Node))
+		}
+		if s.Opened != nil && (from == nil || s.Opened.Before(*from)) {
+			from = s.Opened
+		}
+		if s.SealedAt != nil && (to == nil || s.SealedAt.After(*to)) {
+			to = s.SealedAt
+		}
+		sealed = sealed && s.Sealed
+	}
+	if len(list) == 0 {
+		return "-"
+	}
+	end := shortTime(to)
+	if !sealed {
+		end = "not sealed yet"
+	}
+	return fmt.Sprintf("by %s, %s .. %s", strings.Join(nodes, ", "), shortTime(from), end)
+}
+
+func nodeText(s string) string {
+	if s == "" {
+		return "-"
+	}
+	return s
 }
 
 // covered is how many seconds of a minute a session spans, at least one.

@@ -18,6 +18,7 @@ import (
 	"fmt"
 	"io"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/moldtape/moldtape/moldcast"
@@ -72,6 +73,9 @@ func appendTime(dst []byte, s moldcast.Stamp) []byte {
 	return append(dst, '"')
 }
 
+// BOM is the byte order mark that some programs put at the start of UTF-8.
+const BOM = "\xef\xbb\xbf"
+
 // MaxLine bounds a line: base64 of the longest message, and room.
 const MaxLine = 256 << 10
 
@@ -109,12 +113,12 @@ func NewReader(r io.Reader) *Reader { return &Reader{br: bufio.NewReaderSize(r, 
 func (r *Reader) Pos() (pos, line int64) { return r.pos, r.line + 1 }
 
 type wire struct {
-	Seq   moldcast.Seq    `json:"seq"`
-	Time  *time.Time      `json:"time"`
+	Seq   json.RawMessage `json:"seq"`
+	Time  json.RawMessage `json:"time"`
 	Heard json.RawMessage `json:"heard"`
-	Line  uint8           `json:"line"`
+	Line  json.RawMessage `json:"line"`
 	Flags json.RawMessage `json:"flags"`
-	Data  *[]byte         `json:"data"`
+	Data  json.RawMessage `json:"data"`
 }
 
 // Next gives the next message; empty lines are passed. It ends with io.EOF, a
@@ -136,6 +140,9 @@ func (r *Reader) Next() (Message, error) {
 			r.err = err
 			continue
 		}
+		if at == 0 {
+			b = bytes.TrimPrefix(b, []byte(BOM))
+		}
 		text := bytes.TrimSpace(b)
 		if len(text) == 0 {
 			continue
@@ -153,34 +160,48 @@ func (r *Reader) Next() (Message, error) {
 	return Message{}, r.err
 }
 
-func parse(b []byte) (Message, error) {
+func parse(b []byte) (m Message, err error) {
 	var w wire
 	if err := json.Unmarshal(b, &w); err != nil {
-		return Message{}, err
+		return Message{}, notJSON(err)
 	}
-	m := Message{Seq: w.Seq, Line: w.Line}
-	if w.Data == nil {
+	if given(w.Seq) {
+		n, err := strconv.ParseUint(string(w.Seq), 10, 64)
+		if err != nil {
+			return Message{}, wrong("seq", w.Seq, "a whole number, 1 to 18446744073709551614")
+		}
+		m.Seq = moldcast.Seq(n)
+	}
+	if given(w.Line) {
+		n, err := strconv.ParseUint(string(w.Line), 10, 8)
+		if err != nil {
+			return Message{}, wrong("line", w.Line, "a whole number, 0 to 255")
+		}
+		m.Line = uint8(n)
+	}
+	if !given(w.Data) {
 		return Message{}, ErrNoData
 	}
-	m.Data = *w.Data
-	var err error
-	if m.Time, err = stamp(w.Time); err != nil {
+	var text string
+	if err := json.Unmarshal(w.Data, &text); err != nil {
+		return Message{}, wrong("data", w.Data, "a string of base64")
+	}
+	if m.Data, err = base64.StdEncoding.AppendDecode([]byte{}, []byte(text)); err != nil {
+		return Message{}, wrong("data", w.Data, "standard base64, with its padding")
+	}
+	if m.Time, err = stamp("time", w.Time); err != nil {
 		return Message{}, err
 	}
 	m.Heard = m.Time
 	if len(w.Heard) > 0 {
-		var t *time.Time
-		if err := json.Unmarshal(w.Heard, &t); err != nil {
-			return Message{}, fmt.Errorf("heard: %w", err)
-		}
-		if m.Heard, err = stamp(t); err != nil {
+		if m.Heard, err = stamp("heard", w.Heard); err != nil {
 			return Message{}, err
 		}
 	}
-	if len(w.Flags) > 0 {
+	if given(w.Flags) {
 		var names []string
 		if err := json.Unmarshal(w.Flags, &names); err != nil {
-			return Message{}, fmt.Errorf("flags: %w", err)
+			return Message{}, wrong("flags", w.Flags, `a list of "repaired" and "more"`)
 		}
 		for _, n := range names {
 			switch n {
@@ -196,12 +217,42 @@ func parse(b []byte) (Message, error) {
 	return m, nil
 }
 
-func stamp(t *time.Time) (moldcast.Stamp, error) {
-	if t == nil {
+// given: a member that is there, and not null.
+func given(v json.RawMessage) bool { return len(v) > 0 && string(v) != "null" }
+
+func wrong(member string, v json.RawMessage, want string) error {
+	const most = 40
+	text := string(v)
+	if len(text) > most {
+		text = strings.ToValidUTF8(text[:most], "") + "…"
+	}
+	return fmt.Errorf("%s is %s: want %s", member, text, want)
+}
+
+// notJSON says in a file's words what is wrong with a line.
+func notJSON(err error) error {
+	var s *json.SyntaxError
+	if errors.As(err, &s) {
+		return fmt.Errorf("no JSON object: at its byte %d: %s", s.Offset, s.Error())
+	}
+	return errors.New("no JSON object: a line is {\"seq\":…,\"data\":…}")
+}
+
+func stamp(member string, v json.RawMessage) (moldcast.Stamp, error) {
+	if !given(v) {
 		return 0, nil
+	}
+	var text string
+	err := json.Unmarshal(v, &text)
+	var t time.Time
+	if err == nil {
+		t, err = time.Parse(time.RFC3339Nano, text)
+	}
+	if err != nil {
+		return 0, wrong(member, v, "RFC 3339, like 2016-09-13T20:50:31.523595Z")
 	}
 	if y := t.Year(); y <= 1678 || y >= 2262 {
 		return 0, ErrTime
 	}
-	return moldcast.StampOf(*t), nil
+	return moldcast.StampOf(t), nil
 }
