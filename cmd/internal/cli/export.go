@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"net/netip"
+	"time"
 
 	"github.com/dustin/go-humanize"
 	"github.com/moldtape/moldtape/capture/capfile"
@@ -119,14 +120,18 @@ func (e *env) export(ctx context.Context, name string, fl exportFlags) error {
 	first, head := v.Bounds()
 	held := moldcast.Range{First: first, Next: head}
 	e.sayReadTo(info, held)
-	if info.Messages == 0 || info.FirstTime == nil {
-		return faultf("%v holds no message", ref)
-	}
 	end, ended := v.Ended()
 	if ended {
 		held.Next = max(held.Next, end) // a lost tail is a hole too
 	}
-	want, err := fl.ranges.resolve(held, *info.FirstTime, v.SeqAt)
+	if held.Empty() {
+		return faultf("%v holds no message", ref)
+	}
+	day := time.Now()
+	if info.FirstTime != nil {
+		day = *info.FirstTime
+	}
+	want, err := fl.ranges.resolve(held, day, v.SeqAt)
 	if err != nil {
 		return err
 	}
@@ -212,6 +217,13 @@ func (e *errHole) Error() string {
 	return fmt.Sprintf("hole %v (%s); --allow-holes leaves it out", e.r, e.why)
 }
 
+// errDamaged is a range that was stored, and that the disk gave back wrong.
+type errDamaged struct{ r moldcast.Range }
+
+func (e *errDamaged) Error() string {
+	return fmt.Sprintf("%v is damaged; `moldtape verify` names all damage, `moldtape repair` mends it", e.r)
+}
+
 // errEmptyMessage is a message that BinaryFILE cannot carry: its zero length
 // means the end of the file.
 type errEmptyMessage struct{ seq moldcast.Seq }
@@ -222,6 +234,9 @@ func (e *errEmptyMessage) Error() string {
 
 func (x *exporter) run(ctx context.Context, open func(moldcast.Seq) *store.Cursor) error {
 	hole := func(r moldcast.Range, why string) error {
+		if why == string(moldcast.Damaged) {
+			return &errDamaged{r}
+		}
 		if x.allowHoles {
 			x.sum.Holes++
 			x.tick(int(min(r.Len(), 1<<31)))
