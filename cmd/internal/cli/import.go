@@ -380,6 +380,7 @@ func (r *importRun) all(ctx context.Context) error {
 	var streams *streamSet
 	for i, in := range r.inputs {
 		var err error
+		r.im.File(isCapture(r.kinds[i]))
 		switch {
 		case isCapture(r.kinds[i]):
 			if streams == nil {
@@ -392,6 +393,9 @@ func (r *importRun) all(ctx context.Context) error {
 			err = r.messages(ctx, in, r.ndjson)
 		default:
 			err = r.messages(ctx, in, r.binary)
+		}
+		for _, s := range r.im.Sessions() {
+			r.unconfirmed(s, true)
 		}
 		if err != nil {
 			return err
@@ -439,15 +443,39 @@ func (r *importRun) readFault(in *input, err error) error {
 	return nil
 }
 
+// importPlace is where a piece is in a file.
+type importPlace struct {
+	in         *input
+	pos, frame int64
+}
+
 // add stores a piece; a conflict is taken up and the import goes on.
 func (r *importRun) add(s *importer.Session, p moldcast.Piece, in *input, pos, frame int64) error {
-	err := s.Add(p)
+	takes := s.Take
+	err := s.Add(p, importPlace{in, pos, frame})
+	r.unconfirmed(s, false)
+	if s.Take != takes {
+		r.env.log.Warn("NEW TAKE: the file shows that the session was restarted under its own name", "channel", s.Channel, "session", s.Session, "take", s.Take,
+			"file", in.name, "byte", pos)
+	}
 	var c *importer.Conflict
 	if errors.As(err, &c) {
-		r.fault(importFault{File: in.name, Position: pos, Frame: frame, Reason: c.Error()})
+		r.conflict(c)
 		return nil
 	}
 	return err
+}
+
+func (r *importRun) conflict(c *importer.Conflict) {
+	at, _ := c.Place.(importPlace)
+	r.fault(importFault{File: at.in.name, Position: at.pos, Frame: at.frame, Reason: c.Error()})
+}
+
+// unconfirmed takes up the conflicts that no second packet made a restart.
+func (r *importRun) unconfirmed(s *importer.Session, end bool) {
+	for _, c := range s.Unconfirmed(end) {
+		r.conflict(c)
+	}
 }
 
 // streamSet is what the first reading of the captures found.
@@ -652,8 +680,7 @@ func (r *importRun) capture(ctx context.Context, in *input, sum *importFile, set
 			stamp = moldcast.StampOf(in.time)
 		}
 		if pk.Kind != moldcast.Data {
-			last.s.Mark(moldcast.Mark{Kind: pk.Kind, Next: pk.First, Stamp: stamp, Line: last.line})
-			return nil
+			return last.s.Mark(moldcast.Mark{Kind: pk.Kind, Next: pk.First, Stamp: stamp, Line: last.line})
 		}
 		piece := moldcast.Piece{First: pk.First, Msgs: pk.Msgs, Time: stamp, Heard: stamp, Line: last.line}
 		if t.answer {

@@ -111,7 +111,7 @@ func TestManyAnswers(t *testing.T) {
 	}
 	start := time.Now()
 	for i := range n {
-		if err := s.Add(piece(1+2*i, moldcast.Stamp(1000+1000*i), "live")); err != nil {
+		if err := s.Add(piece(1+2*i, moldcast.Stamp(1000+1000*i), "live"), nil); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -121,7 +121,7 @@ func TestManyAnswers(t *testing.T) {
 			t.Fatalf("%d: %d, want %d", p.First, p.Time, want)
 		}
 		p.Flags = moldcast.Repaired
-		if err := s.Add(p); err != nil {
+		if err := s.Add(p, nil); err != nil {
 			t.Fatal(err)
 		}
 	}

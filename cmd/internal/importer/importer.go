@@ -2,6 +2,14 @@
 // for each session when its first message comes, stores what is not held,
 // compares what is, and at the end puts the gaps on record. What was imported
 // before adds nothing.
+//
+// A message is compared with every take of its session: equal to any it is
+// known, and tells which take the line is at; what is new goes there. One that
+// differs from all is a conflict, unless the file shows by itself that the
+// sender was restarted: the line goes back down, to sequences that the same file
+// brought before with other bytes. Then a new take begins where the line went
+// back to; what is the same in both is copied. Since a capture file can hold a
+// forged packet, two in a row on a line must show it there.
 package importer
 
 import (
@@ -12,6 +20,7 @@ import (
 	"time"
 
 	"github.com/moldtape/moldtape/moldcast"
+	"github.com/moldtape/moldtape/moldcast/gap"
 	"github.com/moldtape/moldtape/store"
 )
 
@@ -31,6 +40,8 @@ type Importer struct {
 	archive  *store.Archive
 	sessions map[key]*Session
 	order    []*Session
+	file     int
+	confirm  bool // of the file: see File
 }
 
 type key struct {
@@ -44,15 +55,33 @@ func New(open func() (*store.Archive, error), clock func() time.Time) *Importer 
 	return &Importer{open: open, clock: clock, sessions: make(map[key]*Session)}
 }
 
-// Session is one session being written.
+// Session is one session being written: all its takes.
 type Session struct {
+	*take // the latest
+
+	im     *Importer
+	name   moldcast.Session
+	older  []*take
+	groups []string // by the numbers that Line gave
+
+	file        int // that what follows belongs to
+	lines       map[uint8]*line
+	seen        gap.Set // what the file brought since it went back to a new take
+	unconfirmed []*Conflict
+}
+
+// take is one recording of a session. It is opened for writing when there is
+// something to write.
+type take struct {
 	Result
 
-	w      *store.Writer
-	older  []*store.View // of the takes before the one that is written
+	ref    store.Ref
+	w      *store.Writer // nil: it was only read so far
+	view   *store.View
 	groups []string
 	fresh  bool // nothing was held when it was opened
 	ended  bool
+	made   int // the file that began it; 0: it was there
 
 	heard heard
 
@@ -105,36 +134,28 @@ func (im *Importer) Session(channel string, s moldcast.Session) (*Session, error
 		}
 		im.archive = a
 	}
-	var older []*store.View
+	x := &Session{im: im, name: s, lines: make(map[uint8]*line)}
+	latest := 1
 	if ref, ok := im.archive.Latest(channel, s); ok {
-		for take := 1; take < ref.Take; take++ {
-			v, err := im.archive.View(store.Ref{Channel: channel, Session: s, Take: take})
+		latest = ref.Take
+		for n := 1; n < latest; n++ {
+			t := newTake(store.Ref{Channel: channel, Session: s, Take: n})
+			v, err := im.archive.View(t.ref)
 			if errors.Is(err, store.ErrNotFound) {
 				continue
 			}
 			if err != nil {
 				return nil, err
 			}
-			older = append(older, v)
+			t.view = v
+			x.older = append(x.older, t)
 		}
 	}
-	w, err := im.archive.Writer(channel, s, 0)
-	if err != nil {
+	x.take = newTake(store.Ref{Channel: channel, Session: s, Take: latest})
+	if err := x.take.open(im); err != nil {
 		return nil, err
 	}
-	held := w.Held()
-	x := &Session{w: w, older: older, fresh: held.First == 0, ended: held.Ended}
-	x.Channel, x.Session, x.Take = channel, s.String(), w.Ref().Take
-	v := w.View()
-	x.groups = slices.Clone(v.Groups())
-	var first moldcast.Stamp
-	if t := v.Info().FirstTime; t != nil {
-		first = moldcast.StampOf(*t)
-	}
-	x.heard = newHeard(held, first)
-	if err := v.Close(); err != nil {
-		return nil, err
-	}
+	x.groups = slices.Clone(x.take.groups)
 	im.sessions[key{channel, s}] = x
 	im.order = append(im.order, x)
 	return x, nil
@@ -150,7 +171,7 @@ func (x *Session) Line(group string) uint8 {
 		}
 		i = len(x.groups)
 		x.groups = append(x.groups, group)
-		x.w.Lines(x.groups)
+		x.take.lineOf(x, uint8(i))
 	}
 	return uint8(i)
 }
@@ -159,132 +180,37 @@ func (x *Session) Line(group string) uint8 {
 type Conflict struct {
 	Channel, Session string
 	Seq              moldcast.Seq
+	Place            any // what Add was told of the piece
 }
 
 func (e *Conflict) Error() string {
 	return fmt.Sprintf("%s/%s: message %d differs from the one in the archive", e.Channel, e.Session, e.Seq)
 }
 
-// Add stores of p what is not held. Messages that are held with other bytes
-// are left as they are: the first of them is returned as a *Conflict, and the
-// import may go on. Any other error ends it.
-func (x *Session) Add(p moldcast.Piece) error {
-	if len(x.older) == 0 {
-		return x.add(p)
-	}
-	// With several takes each message is looked for in all of them first.
-	var first error
-	for seq, m := p.First, p.Msgs; m.Len() > 0; seq++ {
-		one, rest := m.Split(1)
-		m = rest
-		same, err := x.inOlder(seq, one)
-		if err != nil {
-			return err
-		}
-		if same {
-			x.known(1)
-			continue
-		}
-		q := p
-		q.First, q.Msgs = seq, one
-		if err := x.add(q); err != nil {
-			var c *Conflict
-			if !errors.As(err, &c) {
-				return err
-			}
-			if first == nil {
-				first = err
-			}
-		}
-	}
-	return first
-}
-
-func (x *Session) inOlder(seq moldcast.Seq, one moldcast.Messages) (bool, error) {
-	for _, v := range x.older {
-		b, n, err := v.Append(x.scratch[:0], seq, 1, moldcast.MaxDatagram, true)
-		x.scratch = b
-		var hole *moldcast.HoleError
-		switch {
-		case errors.Is(err, store.ErrBeyond), errors.Is(err, store.ErrBelow), errors.As(err, &hole):
-		case err != nil:
-			return false, err
-		case n == 1 && string(b) == string(one.Framed()):
-			return true, nil
-		}
-	}
-	return false, nil
-}
-
-func (x *Session) add(p moldcast.Piece) error {
-	total := p.Msgs.Len()
-	if p.Flags&moldcast.Repaired == 0 {
-		x.heard.add(p.Range(), p.Time)
-	}
-	stored, err := x.w.Append(p)
-	if err != nil {
-		return fmt.Errorf("%s/%s: %w", x.Channel, x.Session, err)
-	}
-	if stored > 0 {
-		x.Messages += uint64(stored)
-		x.decided, x.adding = true, 4096
-		for _, m := range x.pending {
-			x.w.Mark(m)
-		}
-		x.pending = x.pending[:0]
-	}
-	if stored == total {
-		return nil
-	}
-	// The rest was there before. What was just stored compares as the same.
-	var first error
-	same := 0
-	for seq, m := p.First, p.Msgs; m.Len() > 0; {
-		at, differs, err := x.w.Compare(seq, m)
-		if err != nil {
-			return fmt.Errorf("%s/%s: %w", x.Channel, x.Session, err)
-		}
-		if !differs {
-			same += m.Len()
-			break
-		}
-		x.Conflicts++
-		if first == nil {
-			first = &Conflict{x.Channel, x.Session, at}
-		}
-		same += int(at - seq)
-		_, m = m.Split(int(at-seq) + 1)
-		seq = at + 1
-	}
-	x.known(same - stored)
-	return first
-}
-
-// known counts messages that were held already.
-func (x *Session) known(n int) {
-	x.Duplicates += uint64(max(0, n))
-	if x.adding -= n; x.adding <= 0 {
-		x.adding = 0
-		x.pending = x.pending[:0]
-	}
-	x.decided = true
-}
-
 // Mark records a heartbeat or End of Session, unless the messages around it
 // were imported before.
-func (x *Session) Mark(m moldcast.Mark) {
+func (x *Session) Mark(m moldcast.Mark) error {
+	x.turn()
+	t := x.lineFor(m.Line).cur
+	if t.w == nil {
+		if err := t.open(x.im); err != nil {
+			return err
+		}
+	}
+	m.Line = t.lineOf(x, m.Line)
 	if m.Kind == moldcast.Heartbeat {
-		x.Heartbeats++
+		t.Heartbeats++
 	}
 	switch {
-	case m.Kind == moldcast.End && !x.ended:
-		x.ended = true
-		x.w.Mark(m)
-	case x.fresh || x.decided && x.adding > 0:
-		x.w.Mark(m)
-	case len(x.pending) < maxPending:
-		x.pending = append(x.pending, m)
+	case m.Kind == moldcast.End && !t.ended:
+		t.ended = true
+		t.w.Mark(m)
+	case t.fresh || t.decided && t.adding > 0:
+		t.w.Mark(m)
+	case len(t.pending) < maxPending:
+		t.pending = append(t.pending, m)
 	}
+	return nil
 }
 
 // Between is the time that belongs to a retransmission of seq: interpolated by
@@ -308,24 +234,31 @@ func (im *Importer) Finish(ctx context.Context) ([]Result, error) {
 	}
 	results := make([]Result, 0, len(im.order))
 	for _, x := range im.order {
-		held := x.w.Held()
-		x.HoleList = make([]Hole, 0, len(held.Holes))
-		for _, h := range held.Holes {
-			if h.Time == 0 {
-				h.Reason, h.Time = moldcast.NotCaptured, moldcast.StampOf(im.clock())
-				x.w.Hole(h)
+		for _, t := range append(x.older, x.take) {
+			if t.w == nil {
+				if t.Duplicates+t.Conflicts > 0 {
+					t.seen()
+					results = append(results, t.Result)
+				}
+				keep(t.view.Close())
+				continue
 			}
-			x.HoleList = append(x.HoleList, Hole{h.Range.First, h.Range.Next - 1, h.Reason})
-		}
-		x.FirstSeq, x.NextSeq, x.HeadSeq = held.First, held.Next, held.Head
-		x.Holes, x.Ended = len(held.Holes), held.Ended
-		results = append(results, x.Result)
-		if err := x.w.Flush(ctx); err != nil {
-			keep(fmt.Errorf("%s/%s: %w", x.Channel, x.Session, err))
-		}
-		keep(x.w.Close())
-		for _, v := range x.older {
-			keep(v.Close())
+			held := t.w.Held()
+			t.HoleList = make([]Hole, 0, len(held.Holes))
+			for _, h := range held.Holes {
+				if h.Time == 0 {
+					h.Reason, h.Time = moldcast.NotCaptured, moldcast.StampOf(im.clock())
+					t.w.Hole(h)
+				}
+				t.HoleList = append(t.HoleList, Hole{h.Range.First, h.Range.Next - 1, h.Reason})
+			}
+			t.FirstSeq, t.NextSeq, t.HeadSeq = held.First, held.Next, held.Head
+			t.Holes, t.Ended = len(held.Holes), held.Ended
+			results = append(results, t.Result)
+			if err := t.w.Flush(ctx); err != nil {
+				keep(fmt.Errorf("%v: %w", t.ref, err))
+			}
+			keep(t.w.Close())
 		}
 	}
 	if im.archive != nil {

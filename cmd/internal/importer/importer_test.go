@@ -45,7 +45,8 @@ func finish(t *testing.T, im *Importer) []Result {
 	return r
 }
 
-// What any take holds adds nothing; what no take holds goes to the latest; what
+// What any take holds adds nothing; what no take holds goes to the one that the
+// line is at; what
 // differs from all is a conflict.
 func TestTakes(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "archive")
@@ -84,15 +85,22 @@ func TestTakes(t *testing.T) {
 		{piece(2, 9, "x2", "b3"), 2, "1 new 6 known 1 conflicts"},
 		{piece(3, 9, "b3", "b4"), 0, "2 new 7 known 1 conflicts"},
 	} {
-		err := s.Add(c.p)
+		im.File(false) // each in a file of its own: none shows a restart
+		err := s.Add(c.p, nil)
 		if c.seq == 0 && err != nil || c.seq != 0 && (!errors.As(err, &conflict) || conflict.Seq != c.seq) {
 			t.Errorf("%v: %v", c.p.Range(), err)
 		}
-		if got := fmt.Sprintf("%d new %d known %d conflicts", s.Messages, s.Duplicates, s.Conflicts); got != c.want {
+		var sum Result
+		for _, k := range append(s.older, s.take) {
+			sum.Messages += k.Messages
+			sum.Duplicates += k.Duplicates
+			sum.Conflicts += k.Conflicts
+		}
+		if got := fmt.Sprintf("%d new %d known %d conflicts", sum.Messages, sum.Duplicates, sum.Conflicts); got != c.want {
 			t.Errorf("%v: %s, want %s", c.p.Range(), got, c.want)
 		}
 	}
-	if r := finish(t, im); len(r) != 1 || r[0].Take != 2 || r[0].NextSeq != 5 {
+	if r := finish(t, im); len(r) != 2 || r[0].Take != 1 || r[0].NextSeq != 5 || r[1].Take != 2 || r[1].NextSeq != 5 {
 		t.Errorf("%+v", r)
 	}
 }
@@ -107,7 +115,7 @@ func TestBetween(t *testing.T) {
 		t.Errorf("in an empty session: %d, want the time heard", got)
 	}
 	for _, p := range []moldcast.Piece{piece(10, 1000, "m"), piece(14, 5000, "m"), piece(20, 4000, "m")} {
-		if err := s.Add(p); err != nil {
+		if err := s.Add(p, nil); err != nil {
 			t.Fatal(err)
 		}
 	}
