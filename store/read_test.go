@@ -321,7 +321,7 @@ func TestReadBesideWriter(t *testing.T) {
 		t.Fatalf("%+v", i)
 	}
 	list, err := b.Sessions()
-	if err != nil || len(list) != 1 || list[0].State != Live || list[0].NextSeq != head {
+	if err != nil || len(list) != 1 || list[0].State != Live || list[0].NextSeq < head { // more may have been sealed since
 		t.Fatalf("%+v %v", list, err)
 	}
 	if rep := verify(t, b); rep.Segments == 0 || len(rep.Skipped) == 0 {
