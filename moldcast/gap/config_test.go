@@ -93,16 +93,16 @@ func TestRange(t *testing.T) {
 }
 
 func TestVerdictString(t *testing.T) {
-	if got := fmt.Sprint(InOrder, Ahead, Fill, Duplicate, Stale, Below, Verdict(9)); got != "in order ahead fill duplicate stale below verdict(?)" {
+	if got := fmt.Sprint(InOrder, Ahead, Fill, Duplicate, Stale, Below, Forgotten, Verdict(9)); got != "in order ahead fill duplicate stale below forgotten verdict(?)" {
 		t.Fatal(got)
 	}
 }
 
-// TestGivenUpIsForgotten: what was given up is remembered up to a bound, and
-// is a duplicate from then on.
+// TestGivenUpIsForgotten: what was given up is remembered exactly up to a
+// bound, then vaguely, up to another; it is never taken for held.
 func TestGivenUpIsForgotten(t *testing.T) {
 	m := New(Config{GiveUp: true})
-	const n = maxGiven + 10
+	const n = 3*maxGiven + 10
 	for i := range Seq(n) {
 		take(m, 0, 0, Range{2 + 2*i, 3 + 2*i}, func(Range, Verdict) {})
 	}
@@ -111,10 +111,13 @@ func TestGivenUpIsForgotten(t *testing.T) {
 		for _, ok := m.Lost(); ok; _, ok = m.Lost() {
 		}
 	}
-	if m.given.Len() != maxGiven || m.Next() != m.Head() || m.Stats().MessagesLost != n {
+	if m.given.Len() != maxGiven || m.vague.Len() != maxGiven || m.Next() != m.Head() || m.Stats().MessagesLost != n {
 		t.Fatalf("%d given up, next %d head %d", m.given.Len(), m.Next(), m.Head())
 	}
-	for q, want := range map[Seq]Verdict{1: Duplicate, 19: Duplicate, 21: Stale, 2*n - 1: Stale} {
+	for q, want := range map[Seq]Verdict{
+		1: Forgotten, 2: Forgotten, 2*(n-maxGiven) - 1: Forgotten, 2 * (n - maxGiven): Duplicate,
+		2*(n-maxGiven) + 1: Stale, 2*n - 1: Stale, 2 * n: Duplicate,
+	} {
 		if _, v := m.Classify(Range{q, q + 1}); v != want {
 			t.Errorf("%d is %v, want %v", q, v, want)
 		}

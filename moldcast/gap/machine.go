@@ -13,9 +13,10 @@ const (
 	Duplicate                // held already
 	Stale                    // in a gap that was given up
 	Below                    // under First: not wanted
+	Forgotten                // near what was given up long ago: held or not, the owner must know
 )
 
-var verdictNames = [...]string{"in order", "ahead", "fill", "duplicate", "stale", "below"}
+var verdictNames = [...]string{"in order", "ahead", "fill", "duplicate", "stale", "below", "forgotten"}
 
 func (v Verdict) String() string {
 	if int(v) < len(verdictNames) {
@@ -48,6 +49,7 @@ type Machine struct {
 	losses            []loss
 	freeLosses        []uint32
 	given             Set // given up or evicted, to tell stale from duplicate
+	vague             Set // the same, older, with what is held between: see forget
 
 	now   Instant // of the latest call
 	timed bool    // now is set
@@ -97,6 +99,7 @@ type piece struct {
 	loss        uint32
 	flight      uint32
 	tries       uint16
+	span        uint16 // messages of the shortest unanswered request that began here
 	server      uint8
 	state       state
 }
@@ -173,9 +176,10 @@ func (m *Machine) Start(first Seq) {
 
 // Resume takes up what an archive holds: all of [first, head) but missing,
 // which is clipped to it and may be in any order. The missing ranges are gaps
-// that have settled, and are asked for in the background. They are kept even
-// beyond MaxGaps, since the archive bounds them. It is called before anything
-// was accepted.
+// that have settled, and are asked for in the background: at most the highest
+// MaxGaps/2 of them, which servers are the likeliest to have still. The others
+// are given up from the start, as what is evicted. It is called before
+// anything was accepted.
 func (m *Machine) Resume(first, head Seq, missing []Range) {
 	m.Start(first)
 	m.head = max(head, m.first)
@@ -184,7 +188,12 @@ func (m *Machine) Resume(first, head Seq, missing []Range) {
 	for _, r := range missing {
 		set.Add(r.Intersect(Range{m.first, m.head}))
 	}
-	for _, r := range set.Ranges() {
+	ranges := set.Ranges()
+	older := max(0, len(ranges)-(m.c.MaxGaps+1)/2)
+	for _, r := range ranges[:older] {
+		m.giveUp(r)
+	}
+	for _, r := range ranges[older:] {
 		id := m.addLoss(r)
 		l := &m.losses[id]
 		l.old = true
@@ -196,10 +205,16 @@ func (m *Machine) Resume(first, head Seq, missing []Range) {
 }
 
 // Extend moves First down to first; [first, old First) becomes a gap that is
-// filled in the background. Without effect unless 0 < first < First.
-func (m *Machine) Extend(first Seq) {
+// filled in the background. Without effect unless 0 < first < First. false
+// means that the table of gaps is full and nothing changed; it is counted in
+// Stats.Overflows.
+func (m *Machine) Extend(first Seq) bool {
 	if first == 0 || first >= m.first {
-		return
+		return true
+	}
+	if m.order.len() >= m.c.MaxGaps && !m.evict(false) {
+		m.stats.Overflows++
+		return false
 	}
 	r := Range{first, m.first}
 	m.first, m.next = first, first
@@ -210,6 +225,7 @@ func (m *Machine) Extend(first Seq) {
 	m.order.splice(0, 0, 1)
 	m.order.items()[0] = entry{r.First, p}
 	m.unsettled.push(fresh{id, l.gen})
+	return true
 }
 
 // First is the lowest sequence wanted.
@@ -243,6 +259,13 @@ func (m *Machine) Classify(r Range) (sub Range, v Verdict) {
 		}
 		r = part
 	}
+	if m.vague.Len() > 0 {
+		part, held := m.vague.Cut(r)
+		if held {
+			return m.certain(part)
+		}
+		r = part
+	}
 	r.Next = min(r.Next, m.head)
 	if r.First < m.next {
 		r.Next = min(r.Next, m.next)
@@ -265,8 +288,27 @@ func (m *Machine) Classify(r Range) (sub Range, v Verdict) {
 	return r, Fill
 }
 
+// certain is the verdict on r, which is vague: what is in the table there is
+// missing for sure.
+func (m *Machine) certain(r Range) (sub Range, v Verdict) {
+	items := m.order.items()
+	i := m.find(r.First)
+	if i == len(items) {
+		return r, Forgotten
+	}
+	p := &m.pieces[items[i].id]
+	switch {
+	case p.first > r.First:
+		return Range{r.First, min(r.Next, p.first)}, Forgotten
+	case m.losses[p.loss].lost:
+		return Range{r.First, min(r.Next, p.next)}, Stale
+	}
+	return Range{r.First, min(r.Next, p.next)}, Fill
+}
+
 // Accept marks as held a range that Classify gave as InOrder, Ahead, Fill or
-// Stale; other ranges change nothing. line is the line that brought it, any
+// Stale; of a Forgotten one it takes note that it came after all. Other ranges
+// change nothing. line is the line that brought it, any
 // number outside 0..Lines-1 for an answer. false means that the table of gaps
 // is full and nothing changed: the caller must drop the messages, which stay
 // missing; it is counted in Stats.Overflows.
@@ -294,14 +336,17 @@ func (m *Machine) Accept(now Instant, line int, sub Range) bool {
 		}
 	}
 	i := m.find(sub.First)
-	if i == m.order.len() {
+	var p *piece
+	if i < m.order.len() {
+		p = &m.pieces[m.order.items()[i].id]
+	}
+	if p == nil || p.first > sub.First {
+		if m.vague.Contains(sub.First) {
+			m.stats.MessagesRecovered += sub.Len()
+		}
 		return true
 	}
-	p := &m.pieces[m.order.items()[i].id]
 	sub.Next = min(sub.Next, p.next)
-	if p.first > sub.First || sub.Empty() {
-		return true
-	}
 	if p.first < sub.First && sub.Next < p.next {
 		if m.order.len() >= m.c.MaxGaps {
 			m.stats.Overflows++
@@ -313,13 +358,83 @@ func (m *Machine) Accept(now Instant, line int, sub Range) bool {
 	return true
 }
 
-// maxGiven bounds what is remembered of given up ranges: the oldest are
-// forgotten, and are duplicates from then on.
+// maxGiven bounds what is remembered of given up ranges, twice: so many are
+// known exactly, and so many more vaguely.
 const maxGiven = 4096
 
+// giveUp takes note of a range that was given up, and is no longer in the
+// table.
+func (m *Machine) giveUp(r Range) {
+	m.given.Add(r)
+	m.forget()
+}
+
+// forget keeps the bounds. The lowest ranges become vague, and then one with
+// their neighbours, with all that is held between. So what is vague covers all
+// that was given up, and nothing that is missing is ever taken for held.
 func (m *Machine) forget() {
 	for m.given.Len() > maxGiven {
-		m.given.Remove(m.given.Ranges()[0])
+		r := m.given.Ranges()[0]
+		m.given.Remove(r)
+		m.vague.Add(r)
+		if rs := m.vague.Ranges(); len(rs) > maxGiven {
+			m.vague.Add(Range{rs[0].First, rs[1].Next})
+		}
+	}
+}
+
+// Withdraw takes back that [next, Head) exists: the owner has found that who
+// revealed it was wrong. Nothing of it was accepted; what is in flight may
+// still be answered, which then is Ahead. false, and without effect, unless
+// all of the range is missing, and some.
+func (m *Machine) Withdraw(next Seq) bool {
+	items := m.order.items()
+	if next < m.first || next >= m.head || len(items) == 0 {
+		return false
+	}
+	i := m.find(next)
+	at := next
+	for _, e := range items[i:] {
+		p := &m.pieces[e.id]
+		if p.first > at {
+			return false // held between
+		}
+		at = p.next
+	}
+	if at != m.head {
+		return false
+	}
+	if p := &m.pieces[items[i].id]; p.first < next {
+		m.cut(i, next)
+		i++
+	}
+	for m.order.len() > i {
+		n := m.order.len() - 1
+		id := m.pieces[m.order.items()[n].id].loss
+		m.drop(n)
+		if l := &m.losses[id]; l.used {
+			l.next = min(l.next, next)
+		}
+	}
+	m.head = next
+	m.top = min(m.top, next)
+	m.setNext()
+	return true
+}
+
+// drop takes the piece at index i out of the table, though nothing came of it.
+func (m *Machine) drop(i int) {
+	id := m.order.items()[i].id
+	p := m.pieces[id]
+	m.rest(id)
+	m.freePieces = append(m.freePieces, id)
+	m.order.splice(i, i+1, 0)
+	n := uint64(p.next - p.first)
+	m.stats.MessagesMissing -= n
+	l := &m.losses[p.loss]
+	l.missing -= n
+	if l.missing == 0 {
+		m.dropLoss(p.loss)
 	}
 }
 
@@ -366,7 +481,7 @@ func (m *Machine) grow() {
 
 // openGap puts r, which begins at head, into the table.
 func (m *Machine) openGap(r Range) bool {
-	if m.order.len() >= m.c.MaxGaps && !m.evict() {
+	if m.order.len() >= m.c.MaxGaps && !m.evict(true) {
 		m.stats.Overflows++
 		return false
 	}
@@ -377,34 +492,26 @@ func (m *Machine) openGap(r Range) bool {
 	return true
 }
 
-// evict makes room in a full table by giving up a range that is lost. Without
-// it, a table full of ranges that nobody will ever bring would keep out all
-// that is to come.
-func (m *Machine) evict() bool {
+// evict makes room in a full table by giving up a range that is lost, or, with
+// old, one from before this run. Without it, a table full of ranges that nobody
+// will ever bring would keep out all that is to come.
+func (m *Machine) evict(old bool) bool {
 	var id uint32
 	switch {
 	case m.ready[slow].len() > 0:
 		id = m.ready[slow].items[0].id
 	case m.waiting.len() > 0:
 		id = m.waiting.items[0].id
+	case old && m.ready[background].len() > 0:
+		id = m.ready[background].items[0].id
 	default:
 		return false
 	}
-	p := m.pieces[id]
+	p := &m.pieces[id]
 	r := Range{p.first, p.next}
-	i := m.find(r.First)
-	m.rest(id)
-	m.freePieces = append(m.freePieces, id)
-	m.order.splice(i, i+1, 0)
-	m.given.Add(r)
-	m.forget()
+	m.drop(m.find(r.First))
+	m.giveUp(r)
 	m.stats.Evicted++
-	m.stats.MessagesMissing -= r.Len()
-	l := &m.losses[p.loss]
-	l.missing -= r.Len()
-	if l.missing == 0 {
-		m.dropLoss(p.loss)
-	}
 	m.setNext()
 	return true
 }
@@ -475,7 +582,7 @@ func (m *Machine) find(q Seq) int {
 func (m *Machine) cut(i int, q Seq) {
 	id := m.order.items()[i].id
 	rest := m.pieces[id]
-	rest.first = q
+	rest.first, rest.span = q, 0
 	m.pieces[id].next = q
 	to := m.addPiece(rest)
 	m.order.splice(i+1, i+1, 1)
@@ -521,7 +628,7 @@ func (m *Machine) fill(i int, sub Range, answer bool) {
 		m.freePieces = append(m.freePieces, id)
 		m.order.splice(i, i+1, 0)
 	case p.first == sub.First:
-		p.first = sub.Next
+		p.first, p.span = sub.Next, 0
 		m.order.items()[i].first = sub.Next
 		if p.state == ready {
 			m.ready[m.class(p.loss)].change(id, uint64(p.first))
@@ -612,7 +719,7 @@ type Stats struct {
 	Requests          uint64
 	Retries           uint64 // of those, for a range that was asked for before
 	Overflows         uint64 // ranges that found the table full
-	Evicted           uint64 // lost ranges that were dropped from a full table
+	Evicted           uint64 // ranges that were dropped from a full table, lost or from before this run
 
 	MessagesMissing uint64 // now, settled or not, lost ones included (unless given up)
 	Ranges          int    // now, in the table

@@ -12,7 +12,9 @@ type Request struct {
 // flight is a request that is unanswered.
 type flight struct {
 	rng    Range
-	pieces int // that wait for it
+	pieces int    // that wait for it
+	limit  uint16 // what kept it from asking for more: messages of an answer, as estimated; 0: nothing did
+	before uint16 // messages of the shortest earlier request that began here too, whose answer may still come
 }
 
 // class says in which turn pieces of a loss are asked for.
@@ -104,8 +106,7 @@ func (m *Machine) lose(id uint32) {
 	}
 	for _, e := range items[from:to] {
 		p := &m.pieces[e.id]
-		m.given.Add(Range{p.first, p.next})
-		m.forget()
+		m.giveUp(Range{p.first, p.next})
 		m.freePieces = append(m.freePieces, e.id)
 	}
 	m.order.splice(from, to, 0)
@@ -282,6 +283,7 @@ func (m *Machine) ask(now Instant, c int) Request {
 	// Take along what follows at once. When more gaps are waiting than requests
 	// may go, also what lies behind messages that are held: their repetition
 	// costs bytes, but saves a request.
+	capped := r.Len() >= limit
 	for c != slow && r.Len() < limit {
 		i++
 		items := m.order.items()
@@ -298,7 +300,11 @@ func (m *Machine) ask(now Instant, c int) Request {
 			if known == 0 {
 				span = min(span, blindSpan)
 			}
-			if !pressed || uint64(q.next-r.First) > span {
+			if !pressed {
+				break
+			}
+			if uint64(q.next-r.First) > span {
+				capped = true
 				break
 			}
 			room = span - uint64(q.first-r.First)
@@ -306,13 +312,22 @@ func (m *Machine) ask(now Instant, c int) Request {
 		id := items[i].id
 		m.board(i, f, room, now, server)
 		r.Next = m.pieces[id].next
+		capped = r.Len() >= limit
 	}
 	fl.rng = r
+	if capped && known > 0 && limit == known {
+		fl.limit = uint16(limit)
+	}
 	m.expiries.push(f, at(later(now, m.retryWait(server, try))))
 	// A piece that the full table had no room to cut waits whole for the answer
 	// to its beginning.
 	if r.Len() > limit {
 		r.Next = r.First + Seq(limit)
+	}
+	p = &m.pieces[id]
+	fl.before = p.span
+	if p.span == 0 || p.span > uint16(r.Len()) {
+		p.span = uint16(r.Len())
 	}
 	return Request{Range: r, Server: server, Try: try}
 }
@@ -392,8 +407,16 @@ func (m *Machine) Answered(now Instant, server int, r Range) {
 	}
 	f := p.flight
 	fl := &m.flights[f]
+	// What answers an earlier request in full, late, says nothing about this
+	// one, whose own answer may still come: not how much fits, nor that the rest
+	// is to be asked for again.
 	if r.First == fl.rng.First {
-		m.fit.learn(r.Len(), fl.rng.Len())
+		if r.Next < fl.rng.Next && r.Len() == uint64(fl.before) {
+			return
+		}
+		m.fit.learn(r.Len(), fl.rng.Len(), uint64(fl.limit))
+	} else if p.tries > 1 {
+		return
 	}
 	if r.Next >= fl.rng.Next {
 		return
@@ -414,7 +437,7 @@ func (m *Machine) Answered(now Instant, server int, r Range) {
 			continue
 		}
 		m.rest(id)
-		p.tries = 0
+		p.tries, p.span = 0, 0
 		m.makeReady(id)
 		m.joinReady(i)
 	}
@@ -441,33 +464,42 @@ func (m *Machine) joinReady(i int) {
 // ask is what to ask for, mean the mean of those answers that were cut short,
 // each of which shows how much fitted there. An answer a little short costs
 // another request, a request a little short costs less: so ask falls at once
-// to what fitted, and rises fast only up to the mean.
-type fit struct{ ask, mean uint64 }
+// to what fitted, and rises fast only up to the mean. Beyond that it rises the
+// faster the longer no answer was cut short, so that it forgets what was true
+// of other messages.
+type fit struct {
+	ask, mean uint64
+	full      uint // answers since one was cut short
+}
 
 const fitOne = 256
 
 // messages is how many to ask for; 0 when nothing is known.
 func (f *fit) messages() uint64 { return f.ask / fitOne }
 
-// learn takes an answer that carried got of asked messages.
-func (f *fit) learn(got, asked uint64) {
+// learn takes an answer that carried got of asked messages. limit is the
+// estimate that kept the request from asking for more, 0 if none did.
+func (f *fit) learn(got, asked, limit uint64) {
 	got *= fitOne
 	asked *= fitOne
+	limit *= fitOne
 	switch {
 	case got < asked && f.ask == 0:
-		*f = fit{got, got}
+		*f = fit{ask: got, mean: got}
 	case got < asked:
+		f.full = 0
 		f.mean = f.mean - f.mean/8 + got/8
 		if got < f.ask {
 			got = max(got, f.ask/2)
 		}
 		f.ask = got
-	case f.ask == 0 || asked+fitOne <= f.ask:
+	case f.ask == 0 || limit == 0 || limit+fitOne <= f.ask:
 		// It says nothing about more.
 	case f.ask < f.mean/10*9:
 		f.ask += f.ask / 8
 	default:
-		f.ask += max(f.ask/256, 1)
+		f.full++
+		f.ask += min(max(f.ask/256, 1)<<min(f.full/16, 5), f.ask/8)
 	}
 	f.ask = min(f.ask, maxRequest*fitOne)
 }
