@@ -71,7 +71,7 @@ type tap struct {
 // session is what the engine keeps of one of the arbiter's.
 type session struct {
 	sink  SessionSink
-	first moldcast.Seq   // what sink.Start was told
+	first moldcast.Seq   // what sink.Start was told, or was stored lowest
 	reads sync.WaitGroup // comparisons and copies that read it
 }
 
@@ -434,7 +434,7 @@ func (c *Channel) status() Status {
 }
 
 func sessionStatus(s *arbiter.Session, x *session) SessionStatus {
-	st := SessionStatus{Session: s.Name(), Take: x.sink.Take(), State: s.State().String(), FirstSeq: s.First(), Holes: s.Missing()}
+	st := SessionStatus{Session: s.Name(), Take: x.sink.Take(), State: s.State().String(), FirstSeq: s.First(), Holes: x.sink.Holes()}
 	st.NextSeq, st.DurableSeq, st.HeadSeq = x.sink.Watermarks()
 	return st
 }
@@ -505,11 +505,24 @@ func (o output) sink(s *arbiter.Session) SessionSink {
 }
 
 func (o output) Append(s *arbiter.Session, p moldcast.Piece) bool {
-	_, err := o.sink(s).Append(p)
+	var err error
+	if x := s.Ref.(*session); p.First == s.First() && x.first != 0 {
+		// Where the lowest is stored is where the session begins: that need not
+		// be told apart, message by message of a stream that descends.
+		if _, err = x.sink.Append(p); err == nil {
+			x.first = p.First
+		}
+	} else {
+		_, err = o.sink(s).Append(p)
+	}
 	if err != nil && o.c.alarm(&o.c.writeAlarm) {
 		o.c.cfg.Log.Error("messages not stored; they stay a gap", "channel", o.c.cfg.Channel, "session", s.Name(), "range", p.Range(), "err", err)
 	}
 	return err == nil
+}
+
+func (o output) Covers(s *arbiter.Session, r moldcast.Range) (moldcast.Range, bool) {
+	return o.sink(s).Covers(r)
 }
 
 func (o output) Mark(s *arbiter.Session, m moldcast.Mark) { o.sink(s).Mark(m) }

@@ -68,6 +68,19 @@ func (x *memSession) Mark(m moldcast.Mark)     { x.marks = append(x.marks, m) }
 func (x *memSession) Hole(h moldcast.Hole)     { x.holes = append(x.holes, h) }
 func (x *memSession) Close() error             { x.closed++; return nil }
 
+func (x *memSession) Covers(r moldcast.Range) (moldcast.Range, bool) { return x.set.Cut(r) }
+
+func (x *memSession) Holes() int {
+	if x.set.Len() == 0 {
+		return 0
+	}
+	b := x.set.Bounds()
+	if x.start != 0 {
+		b.First = min(b.First, x.start)
+	}
+	return len(x.set.Missing(b))
+}
+
 func (x *memSession) Append(p moldcast.Piece) (int, error) {
 	if x.sink.refuse != nil && x.sink.refuse(p) {
 		return 0, errors.New("full")

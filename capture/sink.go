@@ -24,6 +24,11 @@ type SessionSink interface {
 	// Append stores a piece, copying it, and says how many messages were new.
 	// An error means that nothing was stored.
 	Append(p moldcast.Piece) (stored int, err error)
+	// Covers is the leading part of r that is stored wholly (true), or not at
+	// all.
+	Covers(r moldcast.Range) (part moldcast.Range, held bool)
+	// Holes is how many ranges are missing, up to the end where that is known.
+	Holes() int
 	// Mark records a heartbeat or End of Session.
 	Mark(m moldcast.Mark)
 	// Hole records a range that was given up.

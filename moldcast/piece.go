@@ -55,8 +55,8 @@ type Hole struct {
 	Reason HoleReason
 	Time   Stamp // when it was put on record; 0 where there is no record
 
-	// Before and After are the times of the nearest messages on either side
-	// that were heard live (0: none): what a fill's Time is interpolated from.
+	// Before and After are the times of the messages on either side (0: none):
+	// what a fill's Time is interpolated from.
 	Before, After Stamp
 }
 
@@ -81,7 +81,7 @@ func (e *HoleError) Error() string {
 type Held struct {
 	First, Next, Head Seq // Next: no hole below; Head: one past the highest. All 0 for a new session
 	Holes             []Hole
-	HeadTime          Stamp // time of the highest message heard live, 0 if none: the next gap's Before
+	HeadTime          Stamp // time of the highest message, 0 if none: the next gap's Before
 	Ended             bool
 	End               Seq // one past the last message, when Ended
 }

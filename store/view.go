@@ -261,10 +261,10 @@ func (v *View) SeqAt(t moldcast.Stamp) moldcast.Seq {
 	return head
 }
 
-// Held is what the session holds, with the times of the nearest messages
-// heard live on both sides of each hole, and of the highest one. It reads
-// headers, of the segments that holes border on and of the last one. Of an
-// ended session Head is at least its end.
+// Held is what the session holds, with the times of the messages on both sides
+// of each hole, and of the highest one. It reads headers, of the segments that
+// holes border on and of the last one, and few blocks. Of an ended session Head
+// is at least its end.
 func (w *Writer) Held() moldcast.Held {
 	s := w.s
 	s.mu.Lock()
@@ -274,12 +274,13 @@ func (w *Writer) Held() moldcast.Held {
 	}
 	h.Holes = s.missing()
 	s.mu.Unlock()
+	n := &neighbours{s: s}
 	for i := range h.Holes {
 		hole := &h.Holes[i]
 		if i > 0 && h.Holes[i-1].Range.Next == hole.Range.First {
 			hole.Before = h.Holes[i-1].Before // one missing range with two records
 		} else {
-			hole.Before = s.liveBefore(hole.Range.First)
+			hole.Before = n.before(hole.Range.First)
 		}
 	}
 	for i := len(h.Holes) - 1; i >= 0; i-- {
@@ -287,87 +288,82 @@ func (w *Writer) Held() moldcast.Held {
 		if i+1 < len(h.Holes) && h.Holes[i+1].Range.First == hole.Range.Next {
 			hole.After = h.Holes[i+1].After
 		} else {
-			hole.After = s.liveAfter(hole.Range.Next)
+			hole.After = n.after(hole.Range.Next)
 		}
 	}
-	h.HeadTime = s.liveBefore(h.Head)
+	h.HeadTime = n.before(h.Head)
 	return h
 }
 
-// neighbours bounds the runs looked at for the time of a neighbour.
-const neighbours = 64
-
-// liveBefore is the time of the last message below q that was heard live; 0
-// when none is near.
-func (s *session) liveBefore(q moldcast.Seq) moldcast.Stamp {
-	for range neighbours {
-		s.mu.Lock()
-		prev, ok := s.lastBelow(q)
-		s.mu.Unlock()
-		if !ok {
-			return 0
-		}
-		p, start := s.locateRun(prev)
-		switch p.where {
-		case inMemory:
-			var found moldcast.Stamp
-			s.mu.Lock()
-			if p.mem.b != nil {
-				p.mem.b.PiecesFrom(start, func(x moldcast.Piece) bool {
-					if x.First < q && x.Flags&moldcast.Repaired == 0 {
-						found = x.Time
-					}
-					return x.First < q
-				})
-			}
-			s.mu.Unlock()
-			if found != 0 {
-				return found
-			}
-		case inBlock:
-			if p.times.Live && p.r.Next <= q {
-				return p.times.Last
-			}
-			if p.times.Live {
-				return p.times.First
-			}
-		}
-		q = start
-	}
-	return 0
+// neighbours finds the times of messages next to holes. Headers tell most of
+// them; for the others it reads so many blocks, and then makes do with a bound.
+type neighbours struct {
+	s     *session
+	reads int
 }
 
-// liveAfter is the time of the first message at or above q that was heard
-// live; 0 when none is near.
-func (s *session) liveAfter(q moldcast.Seq) moldcast.Stamp {
-	for range neighbours {
-		p, _ := s.locateRun(q)
-		switch p.where {
-		case inMemory:
-			var found moldcast.Stamp
-			s.mu.Lock()
-			if p.mem.b != nil {
-				p.mem.b.PiecesFrom(q, func(x moldcast.Piece) bool {
-					if x.First < p.r.Next && x.Flags&moldcast.Repaired == 0 {
-						found = x.Time
-					}
-					return found == 0 && x.First < p.r.Next
-				})
-			}
-			s.mu.Unlock()
-			if found != 0 {
-				return found
-			}
-		case inBlock:
-			if p.times.Live {
-				return p.times.First
-			}
-		case beyond:
+const neighbourReads = 32
+
+// before is the time of the last message below q; 0 when there is none.
+func (n *neighbours) before(q moldcast.Seq) moldcast.Stamp {
+	n.s.mu.Lock()
+	prev, ok := n.s.lastBelow(q)
+	n.s.mu.Unlock()
+	if !ok {
+		return 0
+	}
+	p, start := n.s.locateRun(prev)
+	if t := p.times; p.where == inBlock && p.r.Next <= q && t.Live && t.Last == t.Max {
+		return t.Last // what was repaired behind it is no earlier, and no later
+	}
+	at := p.times.Max
+	n.pieces(p, start, func(x moldcast.Piece) bool {
+		if x.First < q {
+			at = x.Time
+		}
+		return x.First < q
+	})
+	return at
+}
+
+// after is the time of the first message at or above q; 0 when there is none.
+func (n *neighbours) after(q moldcast.Seq) moldcast.Stamp {
+	p, _ := n.s.locateRun(q)
+	for p.where != inMemory && p.where != inBlock {
+		if p.where == beyond || p.r.Empty() {
 			return 0
 		}
-		q = p.r.Next
+		p, _ = n.s.locateRun(p.r.Next)
 	}
-	return 0
+	q = max(q, p.r.First)
+	if t := p.times; p.where == inBlock && t.Live && t.First == t.Min {
+		return t.First
+	}
+	at := p.times.Min
+	n.pieces(p, q, func(x moldcast.Piece) bool {
+		at = x.Time
+		return false
+	})
+	return at
+}
+
+// pieces calls fn with those at p from q on.
+func (n *neighbours) pieces(p place, q moldcast.Seq, fn func(moldcast.Piece) bool) {
+	if p.where == inMemory {
+		n.s.mu.Lock()
+		defer n.s.mu.Unlock()
+		if p.mem.b != nil {
+			p.mem.b.PiecesFrom(q, fn)
+		}
+		return
+	}
+	if p.where != inBlock || n.reads >= neighbourReads {
+		return
+	}
+	n.reads++
+	if b, err := n.s.a.cache.load(n.s.a.table, blockKey{p.seg, p.blk.first}); err == nil {
+		b.PiecesFrom(q, fn)
+	}
 }
 
 // lastBelow is the highest sequence held below q. REQUIRES: mu.

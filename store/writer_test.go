@@ -184,7 +184,8 @@ func TestHoles(t *testing.T) {
 	verify(t, a)
 }
 
-// What a fill's time is made from: the nearest messages heard live.
+// What a fill's time is made from: the messages on both sides, repaired ones
+// too, so that it lies between them.
 func TestHeldNeighbours(t *testing.T) {
 	a := create(t, testOptions(vfs.NewMem()))
 	w := writer(t, a, "S")
@@ -206,14 +207,14 @@ func TestHeldNeighbours(t *testing.T) {
 		if len(h.Holes) != 2 {
 			t.Fatalf("%+v", h)
 		}
-		if x := h.Holes[0]; x.Before != 2000 || x.After != 5000 {
+		if x := h.Holes[0]; x.Before != 2500 || x.After != 4000 {
 			t.Errorf("%+v", x)
 		}
-		if x := h.Holes[1]; x.Before != 5000 || x.After != 0 {
+		if x := h.Holes[1]; x.Before != 5000 || x.After != 6000 {
 			t.Errorf("%+v", x)
 		}
-		if h.HeadTime != 5000 {
-			t.Errorf("the highest message heard live is of %d, want 5000", h.HeadTime)
+		if h.HeadTime != 6000 {
+			t.Errorf("the highest message is of %d, want 6000", h.HeadTime)
 		}
 		if err := w.Close(); err != nil {
 			t.Fatal(err)
@@ -222,7 +223,7 @@ func TestHeldNeighbours(t *testing.T) {
 	}
 	at(55, 5, 7000, 0)
 	if h := w.Held(); h.HeadTime != 7000 {
-		t.Errorf("the highest message heard live is of %d, want 7000", h.HeadTime)
+		t.Errorf("the highest message is of %d, want 7000", h.HeadTime)
 	}
 	w.Close()
 }

@@ -122,7 +122,7 @@ func (a *Arbiter) OfferAnswer(now moldcast.Instant, stamp moldcast.Stamp, server
 		return
 	}
 	r := p.Range()
-	if p.Kind == moldcast.Data && !s.answers(r) {
+	if p.Kind == moldcast.Data && !a.answers(s, r) {
 		a.c.Implausible++
 		return
 	}
@@ -140,6 +140,11 @@ func (a *Arbiter) OfferAnswer(now moldcast.Instant, stamp moldcast.Stamp, server
 		case gap.Duplicate:
 		case gap.Fill, gap.Stale:
 			sub, use = s.asked.Cut(sub)
+		case gap.Forgotten:
+			var held bool
+			if sub, held = a.covers(s, sub); held {
+				v = gap.Duplicate
+			}
 		}
 		part := msgs
 		if n := int(sub.Len()); n < msgs.Len() {
@@ -149,9 +154,8 @@ func (a *Arbiter) OfferAnswer(now moldcast.Instant, stamp moldcast.Stamp, server
 		case v == gap.Duplicate:
 			a.duplicate(s, moldcast.AnswerLine, sub.First, part)
 		case use:
-			g := &s.missing.gaps[s.missing.find(sub.First)]
 			a.take(now, moldcast.AnswerLine, s, sub, v, moldcast.Piece{
-				First: sub.First, Msgs: part, Time: g.at(sub.First, stamp), Heard: stamp,
+				First: sub.First, Msgs: part, Time: s.missing.time(sub.First, stamp), Heard: stamp,
 				Line: moldcast.AnswerLine, Flags: moldcast.Repaired,
 			})
 		default:
@@ -163,7 +167,7 @@ func (a *Arbiter) OfferAnswer(now moldcast.Instant, stamp moldcast.Stamp, server
 }
 
 // answers reports whether any of r was asked for, or is held.
-func (s *Session) answers(r moldcast.Range) bool {
+func (a *Arbiter) answers(s *Session, r moldcast.Range) bool {
 	for !r.Empty() {
 		sub, v := s.m.Classify(r)
 		switch v {
@@ -171,6 +175,11 @@ func (s *Session) answers(r moldcast.Range) bool {
 			return true
 		case gap.Fill, gap.Stale:
 			part, held := s.asked.Cut(sub)
+			if held || part.Len() < sub.Len() {
+				return true
+			}
+		case gap.Forgotten:
+			part, held := a.covers(s, sub)
 			if held || part.Len() < sub.Len() {
 				return true
 			}
@@ -193,6 +202,7 @@ func (a *Arbiter) process(now moldcast.Instant, stamp moldcast.Stamp, line int, 
 	s.heard = now
 	r := p.Range()
 	s.m.Passed(now, line, r)
+	a.claim(now, s, p.Kind, r)
 	switch p.Kind {
 	case moldcast.Data:
 		if s.hasEnd && r.Next > s.end {
@@ -226,8 +236,9 @@ func (a *Arbiter) process(now moldcast.Instant, stamp moldcast.Stamp, line int, 
 // data takes the messages of a line, at r. Those that are held are the same.
 func (a *Arbiter) data(now moldcast.Instant, stamp moldcast.Stamp, line int, s *Session, r moldcast.Range, msgs moldcast.Messages) {
 	if first := s.m.First(); r.First < first {
-		s.m.Extend(r.First)
-		s.missing.extend(r.First, first)
+		if r, msgs = a.extend(s, r, msgs); r.Empty() {
+			return
+		}
 	}
 	for !r.Empty() {
 		sub, v := s.m.Classify(r)
@@ -235,7 +246,9 @@ func (a *Arbiter) data(now moldcast.Instant, stamp moldcast.Stamp, line int, s *
 		if sub.Next != r.Next {
 			part, msgs = msgs.Split(int(sub.Len()))
 		}
-		if v == gap.Duplicate {
+		if v == gap.Forgotten {
+			a.forgotten(now, stamp, line, s, sub, part)
+		} else if v == gap.Duplicate {
 			a.c.Duplicates += sub.Len()
 		} else {
 			a.take(now, line, s, sub, v, moldcast.Piece{First: sub.First, Msgs: part, Time: stamp, Heard: stamp, Line: uint8(line)})
@@ -272,10 +285,13 @@ func (a *Arbiter) take(now moldcast.Instant, line int, s *Session, r moldcast.Ra
 	if v == gap.Stale {
 		a.c.Stale += r.Len()
 	}
-	live := p.Flags&moldcast.Repaired == 0
 	s.high = max(s.high, r.Next)
 	if r.First < head {
-		s.missing.fill(r, live, p.Time)
+		last := p.Time
+		if p.Flags&moldcast.Repaired != 0 {
+			last = s.missing.time(r.Next-1, p.Heard)
+		}
+		s.missing.fill(r, p.Time, last)
 		if s.asked.Len() > 0 {
 			s.asked.Remove(r)
 		}
@@ -296,10 +312,13 @@ func (a *Arbiter) take(now moldcast.Instant, line int, s *Session, r moldcast.Ra
 	e := a.pool.get(p.Msgs.Framed())
 	e.Piece = p
 	e.Msgs = moldcast.MessagesOf(e.buf, p.Msgs.Len())
-	e.until = now + moldcast.Instant(max(0, a.cfg.ReorderWait))
+	e.until = now + moldcast.Instant(max(0, min(a.cfg.ReorderWait, a.cfg.Gap.Budget)))
 	s.wait.add(e)
 	a.waitBytes += e.size()
 	a.waitMessages += r.Len()
+	if s.givenUp(r.First - 1) {
+		a.behind(now, s, r.First)
+	}
 }
 
 // drop leaves r missing, and known to be: it will be asked for.
@@ -414,6 +433,7 @@ func (a *Arbiter) Poll(now moldcast.Instant) (moldcast.Session, gap.Request, boo
 	for _, s := range a.order {
 		for r, ok := s.m.Lost(); ok; r, ok = s.m.Lost() {
 			a.hole(now, s, r)
+			a.behind(now, s, r.Next)
 		}
 		a.checkEnd(s)
 	}
@@ -449,6 +469,9 @@ func (a *Arbiter) Deadline() moldcast.Instant {
 	for _, s := range a.order {
 		at = min(at, s.m.Deadline())
 		if e := s.wait.oldest; e != nil {
+			if s.wait.overdue {
+				at = min(at, s.wait.retry)
+			}
 			at = min(at, max(e.until, s.wait.retry))
 		} else if s.ended {
 			at = min(at, s.heard+moldcast.Instant(a.cfg.Limits.Grace))

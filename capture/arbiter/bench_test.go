@@ -19,6 +19,9 @@ func (o *discard) Append(_ *Session, p moldcast.Piece) bool {
 	o.messages += p.Msgs.Len()
 	return true
 }
+func (o *discard) Covers(_ *Session, r moldcast.Range) (moldcast.Range, bool) {
+	return r, true
+}
 func (o *discard) Mark(*Session, moldcast.Mark)           {}
 func (o *discard) Hole(*Session, moldcast.Hole)           {}
 func (o *discard) Ended(*Session)                         {}

@@ -45,8 +45,9 @@ type Config struct {
 	OnLoss   OnLoss
 
 	// ReorderWait is how long a message that came before its predecessor
-	// stays in memory before it is stored as an island. Default 2ms; negative:
-	// not at all.
+	// stays in memory before it is stored as an island: so much later it is
+	// durable. Default 2ms; negative: not at all. Where the message before it
+	// is given up, which is Gap.Budget after it went missing, it waits no longer.
 	ReorderWait time.Duration
 	// ReorderBytes bounds what waits, over all sessions of the channel, with
 	// WaitOverhead added for each piece. Default 64 MiB, at least MinReorderBytes.
@@ -92,6 +93,10 @@ type Limits struct {
 	// than Jump below the first sequence. Nearer ones are taken at any time.
 	// Default 100ms.
 	StartWindow time.Duration
+	// Withdraw is how long heartbeats or ends must say the same sequence, below
+	// the head, before what only a heartbeat or end had revealed above it is
+	// taken back. Default 3s.
+	Withdraw time.Duration
 	// Grace is how long an ended session that is silent stays open, its
 	// remaining holes asked for. Default 1m.
 	Grace time.Duration
@@ -147,6 +152,7 @@ func (c *Config) EnsureDefaults() {
 	set(&l.Sessions, 256)
 	set(&l.Compared, 1<<20)
 	set(&l.StartWindow, 100*time.Millisecond)
+	set(&l.Withdraw, 3*time.Second)
 	set(&l.Grace, time.Minute)
 	set(&l.OpenRetry, 100*time.Millisecond)
 	set(&l.OpenRetryMax, 10*time.Second)
@@ -183,7 +189,7 @@ func (c *Config) Validate() error {
 		return bad("on-loss %d", c.OnLoss)
 	case c.ReorderBytes < MinReorderBytes:
 		return bad("reorder-bytes %d; want at least %d", c.ReorderBytes, MinReorderBytes)
-	case l.JumpWait < 0 || l.SessionsWindow < 0 || l.StartWindow < 0 || l.Grace < 0 || l.StoreRetry < 0 || l.ForkWindow < 0:
+	case l.JumpWait < 0 || l.SessionsWindow < 0 || l.StartWindow < 0 || l.Grace < 0 || l.Withdraw < 0 || l.StoreRetry < 0 || l.ForkWindow < 0:
 		return bad("negative time limit")
 	case l.OpenRetry < 0 || l.OpenRetryMax < l.OpenRetry:
 		return bad("open retry %v to %v", l.OpenRetry, l.OpenRetryMax)

@@ -24,7 +24,7 @@ type Counters struct {
 	GapsRecovered     uint64 `json:"gaps_recovered"`     // of these, filled by whatever path
 	MessagesRecovered uint64 `json:"messages_recovered"` // messages of settled gaps that came after all, given up or not
 	MessagesLost      uint64 `json:"messages_lost"`      // given up after the budget; never falls
-	Stale             uint64 `json:"stale"`              // messages that came after they were given up; stored
+	Stale             uint64 `json:"stale"`              // messages that came after they were given up, or were forgotten; stored
 	QueueDropped      uint64 `json:"queue_dropped"`      // messages dropped because the store or a table was full, or a session could not be opened; they stay missing
 	KernelDropped     uint64 `json:"kernel_dropped"`     // for the shell, which adds here what its sockets count; always 0 from an Arbiter
 	Malformed         uint64 `json:"malformed"`          // datagrams that did not parse

@@ -34,14 +34,20 @@
 // this process is younger, waits for Output.Compare. What a line brings beside a
 // conflict, in the same packet, is dropped with it. Otherwise a message is stored at once if its predecessor is
 // stored, and else waits for that, ReorderWait at most and within ReorderBytes
-// for the channel. Then it is stored where it belongs, as an island; its gap
+// for the channel, and no longer than until what is before it is given up.
+// Then it is stored where it belongs, as an island; its gap
 // stays missing and is asked for. What the store refuses stays missing, or
 // goes on waiting. So memory is bounded, and nothing that was stored is asked
 // for.
 //
 // The time of a message heard on a line is its stamp. That of a repaired one
-// is interpolated by sequence between the nearest messages heard on lines, on
-// both sides of its gap; with one such neighbour it is that one's.
+// is interpolated by sequence between the messages that are held on both sides
+// of its gap, repaired or not, so that it lies between theirs; with one such
+// neighbour it is that one's.
+//
+// What a heartbeat or End of Session has revealed is missing like anything
+// else. But if nothing of it ever comes, and for Limits.Withdraw all that the
+// lines say is, three times and more, the same lower sequence, it is withdrawn.
 //
 // # A take
 //
@@ -83,8 +89,11 @@
 //     success, and from then on held.
 //   - The sequences from First to Head of a session are those stored, those
 //     that wait, and those on the gap ledger: each in exactly one. Only when
-//     the gap table is full, lost ranges are forgotten to make room for new
-//     ones; they are then no longer asked for.
+//     the gap table is full, lost ranges, and then those from before this
+//     capture, make room for new ones; so do all but the highest MaxGaps/2 that
+//     an archive comes with. They are then no longer asked for, and the store
+//     is asked whether it holds what comes of them: it stays true that nothing
+//     is stored twice, or taken for held that is not.
 //   - Datagrams and messages are conserved: see Counters.
 //   - Nothing is allocated for a message in order, or repeated, beyond 32 KiB
 //     for each 4096 messages until Limits.Compared are remembered.

@@ -7,14 +7,15 @@ import (
 	"github.com/moldtape/moldtape/moldcast"
 )
 
-// point is a message that was heard live, and when. seq 0: none.
+// point is a message that is held, and its time. seq 0: none.
 type point struct {
 	seq  moldcast.Seq
 	time moldcast.Stamp
 }
 
 // missing is a range that lies between First and Head of a session and is not
-// held, with the nearest messages on both sides that were heard live.
+// held, with the nearest messages on both sides whose times are known: those
+// around it, of whatever origin, so that what fills it lies between them.
 type missing struct {
 	moldcast.Range
 	lo, hi point
@@ -41,13 +42,23 @@ func (g *missing) at(seq moldcast.Seq, heard moldcast.Stamp) moldcast.Stamp {
 	return g.lo.time + sign*moldcast.Stamp(d)
 }
 
+// time is that of a repaired message seq, which was heard then.
+func (l *ledger) time(seq moldcast.Seq, heard moldcast.Stamp) moldcast.Stamp {
+	if i := l.find(seq); i < len(l.gaps) && l.gaps[i].Contains(seq) {
+		return l.gaps[i].at(seq, heard)
+	}
+	return heard
+}
+
 // ledger is everything that is missing of a session: maximal ranges, sorted.
 // It mirrors the gap machine, which knows when to ask, with what the machine
 // does not know: the times around each range. What the machine evicts from a
 // full table goes from here when prune comes by.
 type ledger struct {
-	gaps   []missing
-	top    point // the highest message heard live
+	gaps   []missing // base[front:]
+	base   []missing
+	front  int   // room there, so that the front is as cheap to change as the back
+	top    point // the highest message held
 	bottom point // the lowest
 }
 
@@ -62,7 +73,7 @@ func (l *ledger) open(r moldcast.Range) {
 		l.gaps[n-1].Next = r.Next
 		return
 	}
-	l.gaps = append(l.gaps, missing{Range: r, lo: l.top})
+	l.push(missing{Range: r, lo: l.top})
 }
 
 // extend adds [first, old), where old was the lowest sequence wanted.
@@ -83,7 +94,7 @@ func (l *ledger) hold(h moldcast.Hole) {
 	if h.After != 0 {
 		g.hi = point{h.Range.Next, h.After}
 	}
-	l.gaps = append(l.gaps, g)
+	l.push(g)
 }
 
 // heard takes note of a live r at or beyond everything so far.
@@ -97,8 +108,9 @@ func (l *ledger) heard(r moldcast.Range, t moldcast.Stamp) {
 	}
 }
 
-// fill removes r. A live r becomes the neighbour of what is missing around it.
-func (l *ledger) fill(r moldcast.Range, live bool, t moldcast.Stamp) {
+// fill removes r, whose first and last messages are of those times. It becomes
+// the neighbour of what is missing around it.
+func (l *ledger) fill(r moldcast.Range, first, last moldcast.Stamp) {
 	i := l.find(r.First)
 	j := i
 	for j < len(l.gaps) && l.gaps[j].First < r.Next {
@@ -124,41 +136,81 @@ func (l *ledger) fill(r moldcast.Range, live bool, t moldcast.Stamp) {
 			l.insert(i+1, above)
 		}
 	}
-	if !live {
-		return
-	}
-	// Not only what is left of g: where all between was repaired, ranges
-	// farther away had no nearer neighbour either.
+	// Not only what is left of g: ranges farther away may have had no nearer
+	// neighbour either.
 	for j := l.find(r.Next); j < len(l.gaps) && l.gaps[j].lo.seq < r.First; j++ {
-		l.gaps[j].lo = point{r.Next - 1, t}
+		l.gaps[j].lo = point{r.Next - 1, last}
 	}
 	for j := l.find(r.First) - 1; j >= 0; j-- {
 		if hi := l.gaps[j].hi.seq; hi != 0 && hi < r.Next {
 			break
 		}
-		l.gaps[j].hi = point{r.First, t}
+		l.gaps[j].hi = point{r.First, first}
 	}
 	if r.Next-1 > l.top.seq {
-		l.top = point{r.Next - 1, t}
+		l.top = point{r.Next - 1, last}
 	}
 	if l.bottom.seq == 0 || r.First < l.bottom.seq {
-		l.bottom = point{r.First, t}
+		l.bottom = point{r.First, first}
 	}
 }
 
+// set puts gaps in place of what was there.
+func (l *ledger) set(gaps []missing) { l.gaps, l.base, l.front = gaps, gaps, 0 }
+
+func (l *ledger) push(g missing) {
+	if len(l.base) == cap(l.base) && l.front > len(l.gaps) {
+		l.base = l.base[:copy(l.base, l.gaps)]
+		l.front = 0
+	}
+	l.base = append(l.base, g)
+	l.gaps = l.base[l.front:]
+}
+
+// insert puts g at i; what lies between i and the nearer end is moved.
 func (l *ledger) insert(i int, g missing) {
-	l.gaps = append(l.gaps, missing{})
-	copy(l.gaps[i+1:], l.gaps[i:])
+	n := len(l.gaps)
+	if i >= n-i {
+		l.push(missing{})
+		copy(l.gaps[i+1:], l.gaps[i:n])
+		l.gaps[i] = g
+		return
+	}
+	if l.front == 0 {
+		front := n/2 + 8
+		base := make([]missing, front+n, front+n+n/2)
+		copy(base[front:], l.gaps)
+		l.base, l.front = base, front
+	}
+	l.front--
+	l.gaps = l.base[l.front:]
+	copy(l.gaps, l.gaps[1:i+1])
 	l.gaps[i] = g
 }
 
+// remove takes out [i, j), likewise.
 func (l *ledger) remove(i, j int) {
-	const few = 64
-	if i == 0 && len(l.gaps) > few {
-		l.gaps = l.gaps[j:] // gaps mostly close from the front
+	n := len(l.gaps)
+	if i < n-j {
+		copy(l.gaps[j-i:], l.gaps[:i])
+		l.front += j - i
+		l.gaps = l.base[l.front:]
 		return
 	}
-	l.gaps = append(l.gaps[:i], l.gaps[j:]...)
+	l.base = l.base[:l.front+i+copy(l.gaps[i:], l.gaps[j:])]
+	l.gaps = l.base[l.front:]
+}
+
+// cut drops everything at or above head.
+func (l *ledger) cut(head moldcast.Seq) {
+	i := l.find(head)
+	if i < len(l.gaps) && l.gaps[i].First < head {
+		l.gaps[i].Next = head
+		i++
+	}
+	if i < len(l.gaps) {
+		l.remove(i, len(l.gaps))
+	}
 }
 
 // keep drops what is not in ranges, which are sorted.
@@ -177,5 +229,5 @@ func (l *ledger) keep(ranges []moldcast.Range) {
 		}
 		kept = append(kept, g)
 	}
-	l.gaps = kept
+	l.set(kept)
 }

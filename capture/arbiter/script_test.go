@@ -185,6 +185,10 @@ func (r *recorder) Append(s *Session, p moldcast.Piece) bool {
 	return true
 }
 
+func (r *recorder) Covers(s *Session, q moldcast.Range) (moldcast.Range, bool) {
+	return s.Ref.(*archived).set.Cut(q)
+}
+
 func (r *recorder) Mark(s *Session, m moldcast.Mark) {
 	r.logf("mark %v %v %d %s time %s", s.Name(), m.Kind, m.Next, lineName(int(m.Line)), stampStr(m.Stamp))
 }

@@ -16,6 +16,9 @@ type Output interface {
 	// Append stores p, which is not held yet: in order, or an island, or a
 	// fill. False: the store took nothing of it; it stays missing, or waits.
 	Append(s *Session, p moldcast.Piece) bool
+	// Covers is the leading part of r that the store holds wholly (true), or
+	// holds nothing of. It is asked only for what was given up long ago.
+	Covers(s *Session, r moldcast.Range) (part moldcast.Range, held bool)
 	// Mark reports a heartbeat or End of Session of a line, whenever one that
 	// is believed comes. An End is accepted only at Ended.
 	Mark(s *Session, m moldcast.Mark)
@@ -93,6 +96,7 @@ type Session struct {
 	parked     int    // packets of its tracks that wait for a comparison
 	forks      []moldcast.Instant
 	past       *past
+	claimed    claim
 }
 
 // Name is the name of s on the wire.
@@ -119,7 +123,9 @@ func (s *Session) Head() moldcast.Seq { return s.m.Head() }
 // End is one past the last message, once an End of Session was heard.
 func (s *Session) End() (end moldcast.Seq, ok bool) { return s.end, s.hasEnd }
 
-// Missing is the number of ranges that are missing below Head.
+// Missing is the number of ranges below Head that are known to be missing. The
+// store's holes are the ones to show: of those that were given up, only so many
+// are remembered.
 func (s *Session) Missing() int { return len(s.missing.gaps) }
 
 // Stats are those of the session's gap machine.

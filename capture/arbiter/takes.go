@@ -217,12 +217,16 @@ func (a *Arbiter) judge(s *Session, r moldcast.Range, msgs moldcast.Messages) (j
 	}
 	for !r.Empty() {
 		sub, v := s.m.Classify(r)
+		held := v == gap.Duplicate
+		if v == gap.Forgotten {
+			sub, held = a.covers(s, sub)
+		}
 		part := msgs
 		if sub.Next != r.Next {
 			part, msgs = msgs.Split(int(sub.Len()))
 		}
 		r.First = sub.Next
-		if v != gap.Duplicate {
+		if !held {
 			j.fresh += part.Len()
 			continue
 		}
@@ -582,9 +586,8 @@ func (a *Arbiter) Copied(now moldcast.Instant, stamp moldcast.Stamp, s *Session,
 			part, msgs = msgs.Split(n)
 		}
 		if v == gap.Fill || v == gap.Stale {
-			g := &s.missing.gaps[s.missing.find(sub.First)]
 			a.take(now, moldcast.AnswerLine, s, sub, v, moldcast.Piece{
-				First: sub.First, Msgs: part, Time: g.at(sub.First, stamp), Heard: stamp,
+				First: sub.First, Msgs: part, Time: s.missing.time(sub.First, stamp), Heard: stamp,
 				Line: moldcast.AnswerLine, Flags: moldcast.Repaired,
 			})
 		} else {

@@ -266,6 +266,9 @@ func (a *Arbiter) open(now moldcast.Instant, name moldcast.Session, start moldca
 			ranges = append(ranges, hole.Range)
 		}
 		s.m.Resume(h.First, h.Head, ranges)
+		if len(ranges) > s.m.Stats().Ranges {
+			s.prune()
+		}
 		if h.HeadTime != 0 {
 			s.missing.top = point{h.Head - 1, h.HeadTime}
 		}

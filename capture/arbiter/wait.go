@@ -26,6 +26,7 @@ type waiting struct {
 	bySeq          []*early
 	oldest, newest *early
 	retry          moldcast.Instant // the store refused some: not offered again before
+	overdue        bool             // some of that waits for nothing but the store
 }
 
 // from is the position of the first piece at or above seq.
@@ -179,8 +180,26 @@ func (a *Arbiter) store(now moldcast.Instant, s *Session, from, to int) {
 	s.wait.remove(from, i)
 }
 
+// behind stores what waits at seq, and what follows it: what lies before was
+// given up, so that nothing is left to wait for.
+func (a *Arbiter) behind(now moldcast.Instant, s *Session, seq moldcast.Seq) {
+	i := s.wait.from(seq)
+	if i == len(s.wait.bySeq) || s.wait.bySeq[i].First != seq {
+		return
+	}
+	n, to := len(s.wait.bySeq), s.wait.run(i)
+	a.store(now, s, i, to)
+	if n-len(s.wait.bySeq) < to-i {
+		s.wait.overdue = true
+	}
+}
+
 // expire makes islands of what has waited long enough.
 func (a *Arbiter) expire(now moldcast.Instant, s *Session) {
+	if s.wait.overdue && s.wait.retry <= now {
+		a.store(now, s, 0, len(s.wait.bySeq))
+		s.wait.overdue = len(s.wait.bySeq) > 0
+	}
 	for s.wait.oldest != nil && s.wait.oldest.until <= now && s.wait.retry <= now {
 		a.island(now, s)
 	}

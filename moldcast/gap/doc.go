@@ -35,5 +35,7 @@
 // an exclusive end, so no sum of a range here can wrap. Between First and Head
 // each sequence is held, missing, or given up. All state is bounded by
 // MaxGaps, whatever comes; what finds the table full is refused or takes the
-// place of what is lost, and is counted.
+// place of what is lost, or from before, and is counted. What was given up is
+// remembered in two steps, exactly and then vaguely, so that it is never taken
+// for held: Forgotten says that the owner must know.
 package gap

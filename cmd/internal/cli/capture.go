@@ -75,7 +75,7 @@ Prints one JSON object on stdout when it receives ({"event":"ready",…}) and on
 	fs.Var(durationValue{&f.sync}, "sync", "longest time a received message is not yet durable; 0: synced as soon as it is stored")
 	fs.Var(sizeValue{&f.segmentSize}, "segment-size", "start the next segment at this many stored bytes")
 	fs.Var(durationValue{&f.segmentTime}, "segment-time", "start the next segment after this long; 0: by size only")
-	fs.Var(durationValue{&f.reorderWait}, "reorder-wait", "how long an early message waits in memory for its predecessor")
+	fs.Var(durationValue{&f.reorderWait}, "reorder-wait", "how long an early message waits in memory for its predecessor: so much later than --sync it is durable; no longer than --nak-budget")
 	fs.Var(sizeValue{&f.reorderBytes}, "reorder-bytes", "bound of what waits in memory")
 	fs.Var(durationValue{&f.nakRetry}, "nak-retry", "least time before a request is repeated")
 	fs.Var(durationValue{&f.nakBudget}, "nak-budget", "how long a gap is asked for before it is recorded as a hole")

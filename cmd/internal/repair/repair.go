@@ -282,8 +282,8 @@ func (r *run) fill(ctx context.Context, src Source, holes []moldcast.Hole) error
 }
 
 // timeOf is the time of message q of a hole: interpolated by sequence between
-// the nearest messages heard live on its sides; with one of them its time,
-// with none when q was heard.
+// the messages on its sides; with one of them its time, with none when q was
+// heard.
 func timeOf(holes []moldcast.Hole, q moldcast.Seq, heard moldcast.Stamp) moldcast.Stamp {
 	for _, h := range holes {
 		if !h.Range.Contains(q) {

@@ -1,0 +1,110 @@
+package arbiter
+
+import (
+	"github.com/moldtape/moldtape/moldcast"
+	"github.com/moldtape/moldtape/moldcast/gap"
+)
+
+// extend moves the first sequence of s down to that of r. Where the gap table
+// has no room for what lies between, what is below the first is dropped.
+func (a *Arbiter) extend(s *Session, r moldcast.Range, msgs moldcast.Messages) (moldcast.Range, moldcast.Messages) {
+	first := s.m.First()
+	if s.m.Extend(r.First) {
+		s.missing.extend(r.First, first)
+		return r, msgs
+	}
+	below := min(r.Len(), uint64(first-r.First))
+	a.c.QueueDropped += below
+	_, msgs = msgs.Split(int(below))
+	r.First += moldcast.Seq(below)
+	return r, msgs
+}
+
+// givenUp reports whether the message at seq is not held, nor waited for.
+func (s *Session) givenUp(seq moldcast.Seq) bool {
+	_, v := s.m.Classify(moldcast.Range{First: seq, Next: seq + 1})
+	return v == gap.Stale || v == gap.Forgotten
+}
+
+// covers is the leading part of r, which the gap machine has forgotten, that
+// is wholly held, in the store or waiting, or not at all.
+func (a *Arbiter) covers(s *Session, r moldcast.Range) (part moldcast.Range, held bool) {
+	i := s.wait.from(r.First)
+	if i > 0 && s.wait.bySeq[i-1].next() > r.First {
+		return moldcast.Range{First: r.First, Next: min(r.Next, s.wait.bySeq[i-1].next())}, true
+	}
+	if i < len(s.wait.bySeq) {
+		if e := s.wait.bySeq[i]; e.First == r.First {
+			return moldcast.Range{First: r.First, Next: min(r.Next, e.next())}, true
+		} else if e.First < r.Next {
+			r.Next = e.First
+		}
+	}
+	return a.out.Covers(s, r)
+}
+
+// forgotten takes messages of a line that lie where the gap machine has
+// forgotten what is held: the store knows.
+func (a *Arbiter) forgotten(now moldcast.Instant, stamp moldcast.Stamp, line int, s *Session, r moldcast.Range, msgs moldcast.Messages) {
+	for !r.Empty() {
+		sub, held := a.covers(s, r)
+		part := msgs
+		if sub.Next != r.Next {
+			part, msgs = msgs.Split(int(sub.Len()))
+		}
+		r.First = sub.Next
+		p := moldcast.Piece{First: sub.First, Msgs: part, Time: stamp, Heard: stamp, Line: uint8(line)}
+		switch {
+		case held:
+			a.c.Duplicates += sub.Len()
+		case a.out.Append(s, p):
+			s.m.Accept(now, line, sub)
+			s.missing.fill(sub, stamp, stamp)
+			a.c.Stale += sub.Len()
+			a.remember(s, sub.First, part)
+			a.stored(p)
+		default:
+			a.c.QueueDropped += sub.Len()
+		}
+	}
+}
+
+// claim is what heartbeats and ends say again and again, though one that
+// nothing bears out has said more.
+type claim struct {
+	next  moldcast.Seq
+	since moldcast.Instant
+	times int
+}
+
+// claimTimes is how often it must be said.
+const claimTimes = 3
+
+// claim takes note of where a packet of a line ends. What heartbeats or ends
+// alone have revealed is withdrawn once others have said for Limits.Withdraw
+// that the session ends below it, with no word from anyone to the contrary:
+// one forged packet would else keep an end that is true from ever being
+// accepted. What is stored is never withdrawn, nor what lies below it.
+func (a *Arbiter) claim(now moldcast.Instant, s *Session, kind moldcast.Kind, r moldcast.Range) {
+	c := &s.claimed
+	switch {
+	case kind == moldcast.Data || r.First >= s.m.Head():
+		if r.Next > c.next {
+			c.times = 0
+		}
+		return
+	case c.times == 0 || c.next != r.First:
+		*c = claim{next: r.First, since: now, times: 1}
+		return
+	}
+	c.times++
+	if c.times < claimTimes || now-c.since < moldcast.Instant(a.cfg.Limits.Withdraw) || !s.m.Withdraw(c.next) {
+		return
+	}
+	s.missing.cut(c.next)
+	s.asked.Remove(moldcast.Range{First: c.next, Next: ^moldcast.Seq(0)})
+	if s.hasEnd && s.end > c.next {
+		s.hasEnd, s.ended = false, false
+	}
+	c.times = 0
+}
