@@ -72,6 +72,7 @@ func Open(dir string, o Options) (*Archive, error) {
 		sessions:    map[Ref]*session{}, seals: map[string]*seal{},
 	}
 	a.table = newTable(fs, a.pebbleCache, o.Log)
+	a.table.noSalvage = o.noSalvage
 	return a, nil
 }
 
@@ -437,6 +438,7 @@ func (s *session) seal(g *segment) error {
 	s.a.keepSeal(g, sl)
 	s.mu.Lock()
 	g.sealed, g.seal = true, sl
+	g.sound.Store(sl)
 	s.mu.Unlock()
 	// From here on the index comes and goes with the open segments.
 	g.idx.Store(nil)

@@ -68,6 +68,7 @@ func TestDamagedBlock(t *testing.T) {
 	for _, part := range []string{"body", "header", "no body", "swapped", "foreign"} {
 		t.Run(part, func(t *testing.T) {
 			o := testOptions(vfs.NewMem())
+			o.noSalvage = true
 			o.SegmentSize = 1 << 20
 			a := create(t, o)
 			r := moldcast.Range{First: 484311999, Next: 484311999 + 4000}
@@ -174,6 +175,7 @@ func TestDamagedBlock(t *testing.T) {
 func TestVerifyCustody(t *testing.T) {
 	build := func(t *testing.T) (*Archive, Ref, Options) {
 		o := testOptions(vfs.NewMem())
+		o.noSalvage = true
 		o.SegmentSize = 1 << 20
 		a := create(t, o)
 		closed(t, a, "S", 5, moldcast.Range{First: 1, Next: 3000})

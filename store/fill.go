@@ -3,6 +3,9 @@ package store
 import (
 	"encoding/binary"
 	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
 	"time"
 
 	"github.com/cockroachdb/pebble/v2"
@@ -79,4 +82,72 @@ type FillInfo struct {
 	Node     string       `json:"node"`
 	By       string       `json:"by"`
 	Source   string       `json:"source"`
+}
+
+// Rewrite stores anew, in the open segment, what of r is read from segment
+// (its directory's name), whose store is damaged: as what replaces it. What
+// cannot be read is left. n is how many messages that were.
+func (w *Writer) Rewrite(segment string, r moldcast.Range) (n uint64, err error) {
+	num, ok := parseSegmentName(segment)
+	if !ok {
+		return 0, fmt.Errorf("store: %q is no segment", segment)
+	}
+	c := w.View().Cursor(r.First)
+	defer c.Close()
+	for {
+		p, err := c.Next()
+		var bad *CorruptError
+		var hole *moldcast.HoleError
+		switch {
+		case errors.As(err, &bad), errors.As(err, &hole):
+			continue
+		case err == io.EOF || err == nil && p.First >= r.Next:
+			return n, nil
+		case err != nil:
+			return n, err
+		}
+		if over := p.Range().Next; over > r.Next {
+			p.Msgs, _ = p.Msgs.Split(int(r.Next - p.First))
+		}
+		k, err := w.rewrite(num, p)
+		if n += uint64(k); err != nil {
+			return n, err
+		}
+	}
+}
+
+// rewrite stores of p what lies in sealed segment num.
+func (w *Writer) rewrite(num int, p moldcast.Piece) (n int, err error) {
+	s := w.s
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if w.closing {
+		return 0, ErrClosed
+	}
+	for p.Msgs.Len() > 0 {
+		i := s.runAfter(p.First)
+		if i == len(s.runs) {
+			break
+		}
+		run := s.runs[i]
+		k := p.Msgs.Len()
+		if run.r.First > p.First {
+			k = int(min(uint64(k), uint64(run.r.First-p.First)))
+		} else {
+			k = int(min(uint64(k), uint64(run.r.Next-p.First)))
+		}
+		q := p
+		q.Msgs, p.Msgs = p.Msgs.Split(k)
+		p.First += moldcast.Seq(k)
+		if run.r.First > q.First || run.seg.num != num || !run.seg.sealed {
+			continue
+		}
+		if err := w.store(q, true); err != nil {
+			return n, err
+		}
+		s.dropRuns(q.Range(), num)
+		n += k
+	}
+	w.publish()
+	return n, nil
 }

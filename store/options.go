@@ -63,6 +63,8 @@ type Options struct {
 	// Workers compress blocks, for each writer. Default 1.
 	Workers int
 
+	noSalvage bool // tests: what a store does not give is not looked for in its files
+
 	// Clock is the wall clock. Default: the system's.
 	Clock func() time.Time
 }

@@ -18,6 +18,7 @@ import (
 // then on all is well, but the damage stays listed.
 func TestDamageIsReplaced(t *testing.T) {
 	o := testOptions(vfs.NewMem())
+	o.noSalvage = true
 	o.SegmentSize = 1 << 20
 	all := moldcast.Range{First: 101, Next: 4101}
 	a := create(t, o)

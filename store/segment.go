@@ -29,6 +29,7 @@ type segment struct {
 	sealed bool
 	seal   *seal                 // nil: not sealed, or the seal is damaged
 	fault  error                 // why it cannot be read, or its seal not
+	sound  atomic.Pointer[seal]  // seal again, for who does not hold the lock
 	idx    atomic.Pointer[index] // of the open segment always; of a sealed one while it is open for reading
 	lines  []lineCount           // of the open segment
 	node   string                // that began it
@@ -334,26 +335,59 @@ func dropLogs(a *Archive, g *segment) {
 }
 
 // read gives fn the stored header and body of the block whose key is first;
-// they are valid until fn returns.
+// they are valid until fn returns. Where the store of a sealed segment does
+// not give them, or fn refuses them as damaged, they are looked for in its
+// files, and fn is called again.
 func (g *segment) read(t *table, first moldcast.Seq, fn func(header, body []byte) error) error {
-	var k [9]byte
-	return g.use(t, func(db *pebble.DB) error {
-		var fnErr error
-		err := g.value(db, seqKey(k[:0], keyHeader, uint64(first)), func(header []byte) error {
-			err := g.value(db, seqKey(k[:0], keyBody, uint64(first)), func(body []byte) error {
-				fnErr = fn(header, body)
-				return nil
-			})
-			if err != nil {
-				return fmt.Errorf("its body: %w", err)
-			}
-			return nil
-		})
-		if err == nil {
-			err = fnErr
+	g.mu.RLock()
+	if g.db != nil {
+		defer g.mu.RUnlock()
+		return g.readBlock(g.db, first, fn)
+	}
+	g.mu.RUnlock()
+	h, err := t.acquire(g)
+	if err != nil {
+		return err
+	}
+	defer t.release(h)
+	if err = h.openErr; err == nil {
+		err = g.readBlock(h.db, first, fn)
+		if err == nil || !isDamage(err) {
+			return err
+		}
+	}
+	raw, rawErr := h.salvage(t)
+	if rawErr != nil {
+		return err
+	}
+	rawErr = raw.read(first, fn)
+	if errors.Is(rawErr, errNotSalvaged) {
+		if h.openErr != nil {
+			err = fmt.Errorf("%w: %w", errNoHeader, err)
 		}
 		return err
+	}
+	return rawErr
+}
+
+// readBlock is read of one store.
+func (g *segment) readBlock(db *pebble.DB, first moldcast.Seq, fn func(header, body []byte) error) error {
+	var k [9]byte
+	var fnErr error
+	err := g.value(db, seqKey(k[:0], keyHeader, uint64(first)), func(header []byte) error {
+		err := g.value(db, seqKey(k[:0], keyBody, uint64(first)), func(body []byte) error {
+			fnErr = fn(header, body)
+			return nil
+		})
+		if err != nil {
+			return fmt.Errorf("its body: %w", err)
+		}
+		return nil
 	})
+	if err == nil {
+		err = fnErr
+	}
+	return err
 }
 
 // use gives fn the store of g, whether it is being written or sealed.
@@ -369,6 +403,9 @@ func (g *segment) use(t *table, fn func(db *pebble.DB) error) error {
 		return err
 	}
 	defer t.release(h)
+	if h.db == nil {
+		return h.openErr
+	}
 	return fn(h.db)
 }
 

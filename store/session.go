@@ -341,6 +341,7 @@ func (s *session) refresh() error {
 		}
 		g := newSegment(n, fs.PathJoin(s.dir, name), id)
 		g.sealed, g.seal, g.fault = s.a.readSeal(g)
+		g.sound.Store(g.seal)
 		fresh = append(fresh, g)
 	}
 	damage := s.loadDamage()

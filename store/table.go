@@ -23,6 +23,8 @@ type table struct {
 	cache *pebble.Cache
 	log   *slog.Logger
 
+	noSalvage bool
+
 	mu     sync.Mutex
 	open   map[*segment]*handle
 	lru    list.List // of *handle, most recently used first
@@ -38,6 +40,13 @@ type handle struct {
 	err   error
 	refs  int // guarded by the table
 	elem  *list.Element
+
+	// Where the store is damaged: db is nil when openErr says why it cannot be
+	// opened, and raw is what its files hold.
+	openErr error
+	rawOnce sync.Once
+	raw     *salvage
+	rawErr  error
 }
 
 func newTable(fs vfs.FS, cache *pebble.Cache, log *slog.Logger) *table {
@@ -73,10 +82,13 @@ func (t *table) acquire(g *segment) (*handle, error) {
 	if h.err == nil {
 		if h.idx, h.err = readIndex(h.db, g.id.Session, nil); h.err == nil {
 			logBadHeaders(t.log, g, h.idx)
-			g.idx.CompareAndSwap(nil, h.idx)
 		} else {
 			closeQuietly(h.db)
+			h.db = nil
 		}
+	}
+	if h.fallBack(t); h.err == nil {
+		g.idx.CompareAndSwap(nil, h.idx)
 	}
 	if h.err != nil {
 		h.err = fmt.Errorf("%s: %w", g.name, h.err)
@@ -132,6 +144,9 @@ func (t *table) trim() {
 
 func (t *table) close(h *handle) {
 	h.seg.idx.CompareAndSwap(h.idx, nil)
+	if h.db == nil {
+		return
+	}
 	if err := protect(h.db.Close); err != nil {
 		t.log.Warn("closing a sealed segment", "segment", h.seg.name, "err", err)
 	}

@@ -40,10 +40,14 @@ type Fault struct {
 	FirstSeq moldcast.Seq `json:"first_seq,omitempty"` // with LastSeq: what is lost or in doubt; 0 where that is no range
 	LastSeq  moldcast.Seq `json:"last_seq,omitempty"`
 	Problem  string       `json:"problem"`
+	Readable bool         `json:"readable,omitempty"` // the messages are there all the same, and served
 }
 
 func (f Fault) String() string {
 	at := f.Session
+	if at == "" {
+		return f.Problem
+	}
 	if f.Segment != "" {
 		at += "/" + f.Segment
 	}
@@ -132,6 +136,7 @@ type checked struct {
 	segs []*checkedSegment
 
 	// Under the lock of the verification:
+	raw    gap.Set            // what is found in the files of segments whose store does not give it
 	good   gap.Set            // what sound blocks hold
 	sound  map[[2]uint64]bool // of blocks on record as damaged, by segment and key, those that are not
 	damage []damage
@@ -195,24 +200,81 @@ func (v *verification) settle(c *checked) {
 	}
 	for i := range c.damage {
 		d := &c.damage[i]
-		whole := true
+		var readable, lost []moldcast.Range
 		for _, r := range d.ranges {
-			whole = whole && len(c.good.Missing(r)) == 0
+			for _, miss := range c.good.Missing(r) {
+				gone := c.raw.Missing(miss)
+				lost = append(lost, gone...)
+				var g gap.Set
+				for _, x := range gone {
+					g.Add(x)
+				}
+				readable = append(readable, g.Missing(miss)...)
+			}
 		}
-		if whole {
-			d.fault.Problem = "replaced by a good block: " + d.fault.Problem
-			v.rep.Replaced = append(v.rep.Replaced, d.fault)
-		} else {
-			v.rep.Faults = append(append(v.rep.Faults, d.fault), d.also...)
+		f := d.fault
+		if len(readable)+len(lost) == 0 {
+			f.Problem = "replaced by a good block: " + f.Problem
+			v.rep.Replaced = append(v.rep.Replaced, f)
+			lost = d.ranges // on record all the same
+		}
+		if n := len(readable); n > 0 {
+			x := f
+			x.FirstSeq, x.LastSeq, x.Readable = readable[0].First, readable[n-1].Next-1, true
+			x.Problem += "; its messages are read from its files as they lie, until `moldtape repair` writes them anew"
+			v.rep.Faults = append(v.rep.Faults, x)
+		}
+		if len(lost) == 0 {
+			v.rep.Faults = append(v.rep.Faults, d.also...)
+			continue
+		}
+		block := d.block
+		if n := len(lost); len(c.good.Missing(lost[0])) > 0 {
+			f.FirstSeq, f.LastSeq = lost[0].First, lost[n-1].Next-1
+			v.rep.Faults = append(append(v.rep.Faults, f), d.also...)
+			if lost[0].First > block {
+				block = lost[0].First
+			}
 		}
 		rec := damageRecord{
-			Segment: d.seg, Block: d.block, Ranges: inclusive(d.ranges), Problem: d.fault.Problem,
+			Segment: d.seg, Block: block, Ranges: inclusive(lost), Problem: d.fault.Problem,
 			Time: moldcast.StampOf(v.a.o.Clock()), Found: "verify",
 		}
 		if c.s.damageAt(rec.Segment, rec.Block) < 0 {
 			c.s.damage = append(c.s.damage, rec)
 			v.a.writeDamage(c.s.dir, rec)
 		}
+	}
+}
+
+// salvage looks in the files of a segment for what its store did not give.
+func (v *verification) salvage(c *checked, s *checkedSegment, h *handle, dec *block.Decoder) {
+	v.mu.Lock()
+	need := slices.ContainsFunc(c.damage, func(d damage) bool { return d.seg == s.g.num })
+	v.mu.Unlock()
+	if !need {
+		return
+	}
+	raw, err := h.salvage(v.a.table)
+	if err != nil {
+		return
+	}
+	var b block.Block
+	for first, r := range raw.blocks {
+		err := raw.read(first, func(_, body []byte) error { return dec.Decode(r.h, body, &b) })
+		if err != nil {
+			continue
+		}
+		v.mu.Lock()
+		for _, x := range r.h.Runs {
+			c.raw.Add(x)
+		}
+		if h.db == nil {
+			v.rep.Blocks++
+			v.rep.Messages += uint64(r.h.Messages)
+			v.rep.Bytes += uint64(r.h.StoredLen)
+		}
+		v.mu.Unlock()
 	}
 }
 
@@ -243,6 +305,9 @@ func (v *verification) list(r Ref) (*checked, error) {
 				err = errors.New("it is the seal of another segment")
 			}
 			s.sealErr = err
+			if err == nil {
+				g.sound.Store(s.seal)
+			}
 		}
 		c.segs = append(c.segs, s)
 	}
@@ -341,6 +406,19 @@ func (v *verification) segment(ctx context.Context, c *checked, s *checkedSegmen
 		return
 	}
 	defer v.a.table.release(h)
+	if h.db == nil {
+		rs := s.seal.ranges()
+		if len(rs) > 0 {
+			v.lose(c, s.g.num, rs[0].First, rs, nil, "it cannot be opened: %v", h.openErr)
+		} else {
+			bad(moldcast.Range{}, "it cannot be opened: %v", h.openErr)
+		}
+		v.salvage(c, s, h, dec)
+		v.mu.Lock()
+		v.rep.Segments++
+		v.mu.Unlock()
+		return
+	}
 
 	var hashes []string
 	var cov gap.Set
@@ -458,6 +536,7 @@ func (v *verification) segment(ctx context.Context, c *checked, s *checkedSegmen
 	if s.seal != nil && err == nil {
 		v.compare(c, s, &cov, hashes, headless, bad)
 	}
+	v.salvage(c, s, h, dec)
 	v.mu.Lock()
 	v.rep.Segments++
 	v.rep.Blocks += blocks

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"os"
 	"time"
 
@@ -11,6 +12,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/moldtape/moldtape/cmd/internal/repair"
+	"github.com/moldtape/moldtape/moldcast"
 	"github.com/moldtape/moldtape/store"
 )
 
@@ -55,6 +57,9 @@ servers for what is missing.`,
 type repairReport struct {
 	Session string `json:"session"`
 	OK      bool   `json:"ok"`
+
+	// Messages whose segment is damaged around them, written anew.
+	Rewritten uint64 `json:"rewritten"`
 	repair.Result
 }
 
@@ -92,7 +97,8 @@ func (e *env) repair(ctx context.Context, name string, f repairFlags) error {
 		return err
 	}
 	// What is damaged goes on record with it, and is a hole then.
-	if _, err := a.Verify(ctx, []store.Ref{ref}, nil); err != nil {
+	scan, err := a.Verify(ctx, []store.Ref{ref}, nil)
+	if err != nil {
 		return interrupted(ctx, err)
 	}
 	w, err := a.Writer(ref.Channel, ref.Session, ref.Take)
@@ -103,7 +109,9 @@ func (e *env) repair(ctx context.Context, name string, f repairFlags) error {
 		return err
 	}
 	out := repairReport{Session: ref.String()}
-	out.Result, err = repair.Run(ctx, w, sources, e.log)
+	if out.Rewritten, err = rewrite(w, scan, e.log); err == nil {
+		out.Result, err = repair.Run(ctx, w, sources, e.log)
+	}
 	if e := w.Close(); err == nil {
 		err = e
 	}
@@ -122,6 +130,25 @@ func (e *env) repair(ctx context.Context, name string, f repairFlags) error {
 		return faultf("%v: %d holes are left, the first is %d..%d", ref, len(out.Remaining), out.Remaining[0].FirstSeq, out.Remaining[0].LastSeq)
 	}
 	return nil
+}
+
+// rewrite writes anew what can be read of segments whose store is damaged.
+func rewrite(w *store.Writer, scan store.Report, log *slog.Logger) (n uint64, err error) {
+	for _, f := range scan.Faults {
+		if !f.Readable {
+			continue
+		}
+		r := moldcast.Range{First: f.FirstSeq, Next: f.LastSeq + 1}
+		k, err := w.Rewrite(f.Segment, r)
+		if n += k; err != nil {
+			return n, err
+		}
+		if k > 0 {
+			w.Filled(store.Fill{Range: r, By: "repair", Source: "files of " + f.Segment})
+			log.Info("written anew", "session", w.Ref(), "range", r, "messages", k, "segment", f.Segment)
+		}
+	}
+	return n, nil
 }
 
 func errCaptured(ref store.Ref) error {
