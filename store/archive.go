@@ -3,7 +3,6 @@ package store
 import (
 	"context"
 	"encoding/binary"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -14,6 +13,7 @@ import (
 	"time"
 
 	"github.com/cockroachdb/pebble/v2"
+	"github.com/cockroachdb/pebble/v2/vfs"
 
 	"github.com/moldtape/moldtape/moldcast"
 	"github.com/moldtape/moldtape/store/block"
@@ -29,6 +29,7 @@ type Archive struct {
 	dir         string
 	o           Options
 	info        archiveInfo
+	infoErr     error // why moldtape.json is of no use, where the recordings say what it would
 	locker      locker
 	pebbleCache *pebble.Cache
 	table       *table
@@ -59,14 +60,20 @@ func Open(dir string, o Options) (*Archive, error) {
 		return nil, fmt.Errorf("archive %s: %w", dir, err)
 	}
 	var info archiveInfo
-	if err := json.Unmarshal(b, &info); err != nil || info.Format <= 0 {
+	infoErr := parseSummed(b, &info)
+	if infoErr != nil && hasRecordings(fs, dir) {
+		// What it says stands in every segment too.
+		infoErr = fmt.Errorf("%s: %w", archiveFile, infoErr)
+		o.Log.Error("a file of the archive is damaged; it is read by its recordings", "archive", dir, "err", infoErr)
+		info = archiveInfo{Format: FormatVersion, Node: o.Node}
+	} else if infoErr != nil || info.Format <= 0 {
 		return nil, fmt.Errorf("%w: %s in %s is not what moldtape wrote there; restore it from a copy: {\"format\":%d}", ErrNotArchive, archiveFile, dir, FormatVersion)
 	}
 	if info.Format != FormatVersion {
 		return nil, &VersionError{Path: dir, Got: info.Format, Want: FormatVersion}
 	}
 	a := &Archive{
-		dir: dir, o: o, info: info, locker: lockerOf(fs),
+		dir: dir, o: o, info: info, infoErr: infoErr, locker: lockerOf(fs),
 		pebbleCache: pebble.NewCache(pebbleCacheBytes),
 		cache:       newBlockCache(o.CacheBytes),
 		sessions:    map[Ref]*session{}, seals: map[string]*seal{},
@@ -74,6 +81,24 @@ func Open(dir string, o Options) (*Archive, error) {
 	a.table = newTable(fs, a.pebbleCache, o.Log)
 	a.table.noSalvage = o.noSalvage
 	return a, nil
+}
+
+// hasRecordings reports whether dir holds a segment of a session.
+func hasRecordings(fs vfs.FS, dir string) bool {
+	a := &Archive{dir: dir, o: Options{FS: fs}}
+	refs, err := a.refs()
+	if err != nil {
+		return false
+	}
+	for _, r := range refs {
+		names, _ := fs.List(a.sessionDir(r))
+		for _, name := range names {
+			if _, ok := parseSegmentName(name); ok {
+				return true
+			}
+		}
+	}
+	return false
 }
 
 // Create makes an archive: dir must not exist or be empty. Errors wrap
@@ -97,7 +122,7 @@ func Create(dir string, o Options) (*Archive, error) {
 		return nil, fmt.Errorf("archive %s: %w", dir, err)
 	}
 	info := archiveInfo{Format: FormatVersion, Node: o.Node, Made: o.Clock().UTC()}
-	if err := writeJSON(fs, dir, archiveFile, info); err != nil {
+	if err := writeSummed(fs, dir, archiveFile, info); err != nil {
 		return nil, fmt.Errorf("archive %s: %w", dir, err)
 	}
 	return Open(dir, o)
@@ -576,7 +601,7 @@ func (s *session) writeSessionInfo() error {
 		Made:     s.made, facts: s.facts,
 	}
 	s.mu.Unlock()
-	return writeJSON(s.a.o.FS, s.dir, sessionFile, info)
+	return writeSummed(s.a.o.FS, s.dir, sessionFile, info)
 }
 
 // prepare makes the directory of a recording, takes its lock, and reads it.
@@ -588,6 +613,12 @@ func (a *Archive) prepare(r Ref) (*session, io.Closer, error) {
 	}
 	if err := makeDir(fs, dir); err != nil {
 		return nil, nil, fmt.Errorf("%v: %w", r, err)
+	}
+	if a.infoErr != nil {
+		info := archiveInfo{Format: FormatVersion, Node: a.o.Node, Made: a.o.Clock().UTC()}
+		if err := writeSummed(fs, a.dir, archiveFile, info); err != nil {
+			return nil, nil, fmt.Errorf("archive %s: %w", a.dir, err)
+		}
 	}
 	s, err := a.session(r)
 	if err != nil {

@@ -14,7 +14,9 @@
 //	    000002.seg/ …
 //
 // moldtape.json, session.json and seal.json are written beside their place,
-// synced and renamed. session.json says nothing that the segments do not, and
+// synced and renamed. The first two begin with a member sum, SHA-256 of what
+// comes after it: what does not match it is not believed, and made again by
+// the next writer. session.json says nothing that the segments do not, and
 // is written again from them when it is lost. A segment holds whatever ranges
 // were stored while it was the newest one; only that one is written, whatever
 // the sequences are: a fill from the first minute of a day goes to the segment
@@ -85,6 +87,12 @@
 // again, in every process that reads the new seal; Verify goes on listing the
 // damage, as replaced. A block on record that Verify reads well is taken off it.
 //
+// Values are stored as they are, each in one piece, and so a flipped bit in what
+// Pebble keeps around them (manifest, options, indexes, footers, keys) costs no
+// message: what the store of a sealed segment does not give is looked for in its
+// files, by how headers and bodies begin, their checksums, and the digests in
+// the seal. Verify names that as a fault until Rewrite has stored it anew.
+//
 // # Crashes, one by one
 //
 //	making a segment        its directory without a store: opened as an empty one
@@ -127,8 +135,10 @@
 //
 //   - Nothing protects against a disk that loses what it confirmed, but the
 //     next Verify says so.
-//   - A segment whose store cannot be opened at all is named and left as it is;
-//     what it held is then missing, unless its seal says what it covers.
+//   - In a segment that was not sealed (after a crash) a flipped bit in Pebble's
+//     log costs what the log held after it; one whose store cannot be opened at
+//     all is named and left as it is. Of a sealed segment both the seal and the
+//     store must be damaged for that.
 //   - Blocks are written twice: to Pebble's log, and when that is flushed.
 //   - The order of blocks within a segment is that of their first sequences,
 //     which overlap where fills came late.

@@ -317,6 +317,36 @@ func writeFile(fs vfs.FS, dir, name string, b []byte) error {
 	return syncDir(fs, dir)
 }
 
+// sumHead begins a small file that carries a sum: SHA-256 in hexadecimal of
+// all that comes after it and its closing quote. Older ones have none.
+const sumHead = "{\n  \"sum\": \""
+
+// writeSummed is writeJSON with a sum.
+func writeSummed(fs vfs.FS, dir, name string, v any) error {
+	b, err := json.MarshalIndent(v, "", "  ")
+	if err != nil {
+		return err
+	}
+	rest := append([]byte(","), b[1:]...)
+	rest = append(rest, '\n')
+	sum := sha256.Sum256(rest)
+	return writeFile(fs, dir, name, append([]byte(sumHead+hex.EncodeToString(sum[:])+"\""), rest...))
+}
+
+var errSum = errors.New("its sum does not match")
+
+// parseSummed reads what writeSummed wrote.
+func parseSummed(b []byte, v any) error {
+	const n = len(sumHead)
+	if len(b) > n+65 && string(b[:n]) == sumHead {
+		sum := sha256.Sum256(b[n+65:])
+		if string(b[n:n+64]) != hex.EncodeToString(sum[:]) {
+			return errSum
+		}
+	}
+	return json.Unmarshal(b, v)
+}
+
 func writeJSON(fs vfs.FS, dir, name string, v any) error {
 	b, err := json.MarshalIndent(v, "", "  ")
 	if err != nil {

@@ -1,7 +1,6 @@
 package store
 
 import (
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -308,7 +307,10 @@ func readSessionInfo(a *Archive, dir string) (sessionInfo, error) {
 	var info sessionInfo
 	b, err := readFile(a.o.FS, a.o.FS.PathJoin(dir, sessionFile))
 	if err == nil {
-		err = json.Unmarshal(b, &info)
+		err = parseSummed(b, &info)
+	}
+	if err != nil {
+		return sessionInfo{}, err
 	}
 	if err == nil && info.Format != FormatVersion {
 		err = &VersionError{Path: dir, Got: info.Format, Want: FormatVersion}

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 	"sync"
 
 	"github.com/cockroachdb/pebble/v2"
@@ -85,6 +86,9 @@ func (a *Archive) Verify(ctx context.Context, refs []Ref, progress func(Progress
 		if _, err := a.o.FS.Stat(a.sessionDir(r)); isNotExist(err) {
 			return Report{}, a.notFound(r.String(), ErrNotFound)
 		}
+	}
+	if a.infoErr != nil {
+		v.rep.Faults = append(v.rep.Faults, Fault{Problem: a.infoErr.Error() + "; it is made again when a session is next written"})
 	}
 	var all []*checked
 	for _, r := range refs {
@@ -168,7 +172,7 @@ type ownedRange struct {
 }
 
 func (v *verification) fault(c *checked, segment string, r moldcast.Range, format string, args ...any) {
-	f := Fault{Session: c.ref.String(), Segment: segment, Problem: fmt.Sprintf(format, args...)}
+	f := Fault{Session: c.ref.String(), Segment: segment, Problem: line(fmt.Sprintf(format, args...))}
 	if !r.Empty() {
 		f.FirstSeq, f.LastSeq = r.First, r.Next-1
 	}
@@ -181,7 +185,7 @@ func (v *verification) fault(c *checked, segment string, r moldcast.Range, forma
 func (v *verification) lose(c *checked, seg int, block moldcast.Seq, ranges []moldcast.Range, also []Fault, format string, args ...any) {
 	d := damage{seg: seg, block: block, ranges: slices.Clone(ranges), also: also}
 	d.fault = Fault{
-		Session: c.ref.String(), Segment: segmentName(seg), Problem: fmt.Sprintf(format, args...),
+		Session: c.ref.String(), Segment: segmentName(seg), Problem: line(fmt.Sprintf(format, args...)),
 		FirstSeq: ranges[0].First, LastSeq: ranges[len(ranges)-1].Next - 1,
 	}
 	v.mu.Lock()
@@ -247,12 +251,27 @@ func (v *verification) settle(c *checked) {
 	}
 }
 
+// damages counts what of a segment is damaged so far.
+func (v *verification) damages(c *checked, s *checkedSegment) (n int) {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	for _, d := range c.damage {
+		if d.seg == s.g.num {
+			n++
+		}
+	}
+	return n
+}
+
+// line is the first line of what an error says: those of Pebble have more.
+func line(s string) string {
+	s, _, _ = strings.Cut(s, "\n")
+	return s
+}
+
 // salvage looks in the files of a segment for what its store did not give.
 func (v *verification) salvage(c *checked, s *checkedSegment, h *handle, dec *block.Decoder) {
-	v.mu.Lock()
-	need := slices.ContainsFunc(c.damage, func(d damage) bool { return d.seg == s.g.num })
-	v.mu.Unlock()
-	if !need {
+	if v.damages(c, s) == 0 {
 		return
 	}
 	raw, err := h.salvage(v.a.table)
@@ -530,11 +549,18 @@ func (v *verification) segment(ctx context.Context, c *checked, s *checkedSegmen
 			}
 		}
 	}
-	if err != nil && ctx.Err() == nil {
+	partly := err != nil && ctx.Err() == nil && isDamage(err) && s.seal != nil && len(s.seal.Coverage) > 0
+	if partly {
+		// What was not come to is missing, or accounted for already.
+		before := v.damages(c, s)
+		v.compare(c, s, &cov, hashes, headless, err, bad)
+		partly = v.damages(c, s) > before || before > 0
+	}
+	if err != nil && ctx.Err() == nil && !partly {
 		bad(moldcast.Range{}, "reading stopped: %v", err)
 	}
 	if s.seal != nil && err == nil {
-		v.compare(c, s, &cov, hashes, headless, bad)
+		v.compare(c, s, &cov, hashes, headless, nil, bad)
 	}
 	v.salvage(c, s, h, dec)
 	v.mu.Lock()
@@ -557,8 +583,9 @@ func (v *verification) strays(db *pebble.DB, known map[uint64]bool, bad func(mol
 }
 
 // compare compares what a segment holds with its seal. headless are the blocks
-// whose header is damaged: what they hold only the seal tells.
-func (v *verification) compare(c *checked, s *checkedSegment, cov *gap.Set, hashes []string, headless []badHeader, bad func(moldcast.Range, string, ...any)) {
+// whose header is damaged: what they hold only the seal tells. stopped is why
+// not all was read, if so.
+func (v *verification) compare(c *checked, s *checkedSegment, cov *gap.Set, hashes []string, headless []badHeader, stopped error, bad func(moldcast.Range, string, ...any)) {
 	var sealed gap.Set
 	var missing []moldcast.Range
 	for _, r := range s.seal.ranges() {
@@ -592,6 +619,9 @@ func (v *verification) compare(c *checked, s *checkedSegment, cov *gap.Set, hash
 	problem := "sealed, but no block holds it"
 	for _, r := range missing {
 		why := problem
+		if stopped != nil {
+			why += ": " + stopped.Error()
+		}
 		for _, h := range headless {
 			if moldcast.Seq(seqOf(h.key)) <= r.First {
 				why = problem + ": " + h.err.Error()
