@@ -261,7 +261,7 @@ func (s *session) damaged(g *segment, first moldcast.Seq, r moldcast.Range, err 
 	if !isDamage(err) {
 		return
 	}
-	d := damageRecord{Segment: g.num, Block: first, Problem: line(err.Error()), Time: moldcast.StampOf(s.a.o.Clock()), Found: "read"}
+	d := damageRecord{Segment: g.num, Block: first, Problem: oneLine(err.Error()), Time: moldcast.StampOf(s.a.o.Clock()), Found: "read"}
 	s.mu.Lock()
 	ranges := []moldcast.Range{r}
 	if x := g.idx.Load(); x != nil && first != 0 {

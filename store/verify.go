@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"strings"
 	"sync"
 
 	"github.com/cockroachdb/pebble/v2"
@@ -172,7 +171,7 @@ type ownedRange struct {
 }
 
 func (v *verification) fault(c *checked, segment string, r moldcast.Range, format string, args ...any) {
-	f := Fault{Session: c.ref.String(), Segment: segment, Problem: line(fmt.Sprintf(format, args...))}
+	f := Fault{Session: c.ref.String(), Segment: segment, Problem: oneLine(fmt.Sprintf(format, args...))}
 	if !r.Empty() {
 		f.FirstSeq, f.LastSeq = r.First, r.Next-1
 	}
@@ -185,7 +184,7 @@ func (v *verification) fault(c *checked, segment string, r moldcast.Range, forma
 func (v *verification) lose(c *checked, seg int, block moldcast.Seq, ranges []moldcast.Range, also []Fault, format string, args ...any) {
 	d := damage{seg: seg, block: block, ranges: slices.Clone(ranges), also: also}
 	d.fault = Fault{
-		Session: c.ref.String(), Segment: segmentName(seg), Problem: line(fmt.Sprintf(format, args...)),
+		Session: c.ref.String(), Segment: segmentName(seg), Problem: oneLine(fmt.Sprintf(format, args...)),
 		FirstSeq: ranges[0].First, LastSeq: ranges[len(ranges)-1].Next - 1,
 	}
 	v.mu.Lock()
@@ -261,12 +260,6 @@ func (v *verification) damages(c *checked, s *checkedSegment) (n int) {
 		}
 	}
 	return n
-}
-
-// line is the first line of what an error says: those of Pebble have more.
-func line(s string) string {
-	s, _, _ = strings.Cut(s, "\n")
-	return s
 }
 
 // salvage looks in the files of a segment for what its store did not give.
