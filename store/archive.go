@@ -403,7 +403,18 @@ func (s *session) settle() error {
 	lock, err := s.lock(true)
 	switch {
 	case errors.Is(err, ErrLocked):
-		s.a.o.Log.Info("session is being written; it is read up to its sealed end", "session", s.ref)
+		// Other readers hold it too, but shared; only a writer does not.
+		shared, err := s.lock(false)
+		if err != nil {
+			s.a.o.Log.Info("session is being written; it is read up to its sealed end", "session", s.ref)
+			return nil
+		}
+		defer shared.Close()
+		if err := s.refresh(); err != nil {
+			return fmt.Errorf("%v: %w", s.ref, err)
+		}
+		open, _ := s.unread()
+		s.readUnsealed(open)
 		return nil
 	case err != nil:
 		return err
@@ -464,7 +475,16 @@ func (s *session) seal(g *segment) error {
 	s.mu.Lock()
 	g.sealed, g.seal = true, sl
 	g.sound.Store(sl)
+	s.noteSeal(sealRef{g.num, sl.Sum})
 	s.mu.Unlock()
+	if err := s.writeSessionInfo(); err != nil {
+		s.mu.Lock()
+		if s.w != nil {
+			s.w.dirtyFile = true // again when it is closed
+		}
+		s.mu.Unlock()
+		s.a.o.Log.Warn("session.json does not name the newest seal", "session", s.ref, "err", err)
+	}
 	// From here on the index comes and goes with the open segments.
 	g.idx.Store(nil)
 	if h, err := s.a.table.acquire(g); err == nil {
@@ -599,6 +619,9 @@ func (s *session) writeSessionInfo() error {
 		Format:   FormatVersion,
 		identity: identity{s.ref.Channel, s.ref.Session, s.ref.Take},
 		Made:     s.made, facts: s.facts,
+	}
+	if newest := s.newest; newest.Segment != 0 {
+		info.Newest = &newest
 	}
 	s.mu.Unlock()
 	return writeSummed(s.a.o.FS, s.dir, sessionFile, info)

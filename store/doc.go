@@ -7,7 +7,7 @@
 //	ARCHIVE/
 //	  moldtape.json                    {"format":1, "node":…, "made":…}
 //	  CHANNEL/SESSION@TAKE/            the session in its printed form
-//	    session.json                   identity, first sequence, groups of the lines
+//	    session.json                   identity, first sequence, groups of the lines, newest seal
 //	    000001.seg/                    a Pebble store, numbered by order of creation
 //	      seal.json                    once sealed
 //	    damaged/000001-123.json        block 123 of that segment failed its checks
@@ -16,7 +16,8 @@
 // moldtape.json, session.json and seal.json are written beside their place,
 // synced and renamed. The first two begin with a member sum, SHA-256 of what
 // comes after it: what does not match it is not believed, and made again by
-// the next writer. session.json says nothing that the segments do not, and
+// the next writer. session.json says nothing that the segments do not,
+// but for the newest seal, so that a loss of the last segments shows, and
 // is written again from them when it is lost. A segment holds whatever ranges
 // were stored while it was the newest one; only that one is written, whatever
 // the sequences are: a fill from the first minute of a day goes to the segment
@@ -113,14 +114,18 @@
 // is tried again (after 0.1 s, doubling to 5 s). Until that succeeds Err says
 // why, durable stands still, and what comes is taken up to QueueBytes and
 // served from memory. Blocks that were on their way are written again, under
-// the same keys.
+// the same keys. Pebble ends no open and no flush of a store while the disk is
+// full: a segment is opened only where there is room for what its log holds,
+// and neither is waited for once a write failed.
 //
 // # Processes
 //
 // A Writer holds flock(LOCK_EX) on the session directory. Sealed segments are
 // read without any lock, through a file system that refuses every write. What
-// is not sealed is read by other processes only when nobody holds the lock: a
-// View recovers and seals it first, Sessions and Show only look.
+// is not sealed is read by other processes only when no writer holds the lock: a
+// View recovers and seals it first, or reads it as it is while other readers
+// hold the lock (shared), Sessions and Show only look. Verify holds it, shared,
+// while it reads what is not sealed, and not longer.
 //
 // # Assumptions
 //
@@ -136,9 +141,17 @@
 //   - Nothing protects against a disk that loses what it confirmed, but the
 //     next Verify says so.
 //   - In a segment that was not sealed (after a crash) a flipped bit in Pebble's
-//     log costs what the log held after it; one whose store cannot be opened at
-//     all is named and left as it is. Of a sealed segment both the seal and the
-//     store must be damaged for that.
+//     log costs what the log held after it.
+//   - A segment that is missing, or whose store cannot be opened at all, is
+//     named and left as it is (View.Faults); what it held is then missing,
+//     unless its seal says what it covers, or its files
+//     still give it. A store whose manifest was lost is
+//     such a one: it is never made anew. Segments are numbered without a gap
+//     but for those of which NNNNNN.pruned says that they were pruned, and no
+//     number is used twice.
+//   - The loss of a last segment that was not yet sealed is not noticed.
+//   - Pebble panics where a file of bodies is missing or cut short. That is
+//     caught, costs some memory once a block, and is damage of these blocks.
 //   - Blocks are written twice: to Pebble's log, and when that is flushed.
 //   - The order of blocks within a segment is that of their first sequences,
 //     which overlap where fills came late.

@@ -66,6 +66,7 @@ type Info struct {
 	FirstTime  *time.Time   `json:"first_time"` // earliest time of a message; nil without messages
 	LastTime   *time.Time   `json:"last_time"`
 	Segments   int          `json:"segments"`
+	Fault      string       `json:"fault,omitempty"` // why it is not known in full
 }
 
 // Ref is the name of the session.
@@ -85,6 +86,7 @@ type Detail struct {
 	SegmentList []SegmentInfo `json:"segment_list"`
 	Rates       []Rate        `json:"rates"`
 	Lines       []LineInfo    `json:"lines"`
+	Faults      []string      `json:"faults,omitempty"` // segments missing, or not known what they hold
 }
 
 // HoleInfo is one hole; both ends inclusive.

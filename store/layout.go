@@ -156,7 +156,8 @@ type identity struct {
 type sessionInfo struct {
 	Format int `json:"format"`
 	identity
-	Made time.Time `json:"made"`
+	Made   time.Time `json:"made"`
+	Newest *sealRef  `json:"newest_seal,omitempty"` // so that the loss of the last segments is noticed
 	facts
 }
 

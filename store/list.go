@@ -11,7 +11,8 @@ import (
 )
 
 // Sessions describes every recording, ordered by channel, session and take.
-// One that another process writes is described up to its sealed end.
+// One that another process writes is described up to its sealed end; of one
+// that cannot be read Info says why.
 func (a *Archive) Sessions() ([]Info, error) {
 	refs, err := a.refs()
 	if err != nil {
@@ -21,7 +22,7 @@ func (a *Archive) Sessions() ([]Info, error) {
 	for _, r := range refs {
 		d, err := a.describe(r, false)
 		if err != nil {
-			return nil, err
+			d.Info = Info{Channel: r.Channel, Session: r.Session.String(), Take: r.Take, State: Opened, Fault: err.Error()}
 		}
 		out = append(out, d.Info)
 	}
@@ -60,8 +61,8 @@ func (a *Archive) describe(r Ref, full bool) (Detail, error) {
 	case err != nil:
 		return Detail{}, err
 	default:
-		defer lock.Close()
 		s.readUnsealed(open)
+		lock.Close() // a writer that comes now is not in the way
 	}
 	s.readUnsealed(damaged)
 	defer func() {
@@ -180,8 +181,14 @@ func (s *session) detail(state State, full bool) (Detail, error) {
 			return true
 		})
 	}
+	faults := s.faults()
 	s.mu.Unlock()
 
+	for _, f := range faults {
+		if d.Faults = append(d.Faults, f.Error()); d.Fault == "" {
+			d.Fault = f.Error()
+		}
+	}
 	d.Segments = len(segs)
 	d.FirstTime, d.LastTime = span.bounds()
 	for _, g := range sizes {

@@ -26,14 +26,15 @@ type segment struct {
 	name string // CHANNEL/SESSION@TAKE/000001.seg
 	id   identity
 
-	sealed bool
-	seal   *seal                 // nil: not sealed, or the seal is damaged
-	fault  error                 // why it cannot be read, or its seal not
-	sound  atomic.Pointer[seal]  // seal again, for who does not hold the lock
-	idx    atomic.Pointer[index] // of the open segment always; of a sealed one while it is open for reading
-	lines  []lineCount           // of the open segment
-	node   string                // that began it
-	opened time.Time
+	sealed  bool
+	seal    *seal                 // nil: not sealed, or the seal is damaged
+	fault   error                 // why it cannot be read, or its seal not
+	unknown error                 // why it cannot be told what it holds, unless its seal tells
+	sound   atomic.Pointer[seal]  // seal again, for who does not hold the lock
+	idx     atomic.Pointer[index] // of the open segment always; of a sealed one while it is open for reading
+	lines   []lineCount           // of the open segment
+	node    string                // that began it
+	opened  time.Time
 
 	// mu is held for reading while db is used, and for writing to change it.
 	// db is the store as this process writes it; nil when it does not.

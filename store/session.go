@@ -44,6 +44,8 @@ type session struct {
 	mem    []*memBlock    // in order of their ids; the last one open, where w is set
 	w      *Writer        // who writes it in this process
 	loaded time.Time      // when the directory was last looked at
+	newest sealRef        // the newest seal there is or, by session.json, was
+	absent []numbers      // segments that are neither there nor on record as pruned
 	made   time.Time
 }
 
@@ -295,6 +297,9 @@ func (s *session) load() error {
 	if err == nil {
 		s.facts.merge(info.facts)
 		s.made = info.Made
+		if info.Newest != nil {
+			s.newest = *info.Newest
+		}
 	}
 	var version *VersionError
 	if errors.As(err, &version) {
@@ -346,6 +351,9 @@ func (s *session) refresh() error {
 		g.sound.Store(g.seal)
 		fresh = append(fresh, g)
 	}
+	s.mu.Lock()
+	s.absent = absent(names, s.newest.Segment)
+	s.mu.Unlock()
 	damage := s.loadDamage()
 	slices.SortFunc(fresh, func(a, b *segment) int { return a.num - b.num })
 	s.mu.Lock()
@@ -384,6 +392,7 @@ func (s *session) insert(g *segment) {
 
 // addSeal takes up what a sealed segment holds. REQUIRES: mu.
 func (s *session) addSeal(g *segment) {
+	s.noteSeal(sealRef{g.num, g.seal.Sum})
 	for _, r := range g.seal.ranges() {
 		s.addDurable(r, g)
 	}
@@ -484,7 +493,7 @@ func (s *session) readUnsealed(segs []*segment) {
 	for _, g := range segs {
 		if err := s.readOne(g); err != nil {
 			s.mu.Lock()
-			g.fault = err
+			g.fault, g.unknown = err, err
 			s.mu.Unlock()
 			s.a.o.Log.Error("segment cannot be read", "segment", g.name, "err", err)
 		}
@@ -532,6 +541,10 @@ func (s *session) readOne(g *segment) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	g.lines, g.node, g.opened = lines, info.Node, info.Opened
+	g.unknown = nil
+	if len(h.idx.bad) > 0 || slices.ContainsFunc(tails, func(t tailRecord) bool { return t.err != nil }) {
+		g.unknown = errPartly
+	}
 	s.addIndex(g, h.idx, holes, fills, f)
 	s.mem = append(s.mem, s.takeTails(g, tails, 0)...)
 	return nil
@@ -636,10 +649,14 @@ func (s *session) lock(exclusive bool) (io.Closer, error) {
 // lastSeal is the sum of the newest seal before segment n; empty without one.
 // REQUIRES: mu.
 func (s *session) lastSeal(n int) string {
+	var last sealRef
+	if s.newest.Segment < n {
+		last = s.newest // it may be missing
+	}
 	for i := len(s.segs) - 1; i >= 0; i-- {
-		if g := s.segs[i]; g.num < n && g.seal != nil {
+		if g := s.segs[i]; g.num < n && g.num >= last.Segment && g.seal != nil {
 			return g.seal.Sum
 		}
 	}
-	return ""
+	return last.Sum
 }

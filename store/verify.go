@@ -134,9 +134,10 @@ func sortFaults(fs []Fault) {
 
 // checked is one session under verification.
 type checked struct {
-	ref  Ref
-	s    *session
-	segs []*checkedSegment
+	ref    Ref
+	s      *session
+	segs   []*checkedSegment
+	newest sealRef // by session.json
 
 	// Under the lock of the verification:
 	raw    gap.Set            // what is found in the files of segments whose store does not give it
@@ -294,12 +295,19 @@ func (v *verification) list(r Ref) (*checked, error) {
 	a := v.a
 	c := &checked{ref: r, s: a.newSession(r)}
 	c.s.damage, c.sound = c.s.loadDamage(), map[[2]uint64]bool{}
+	// Before the directory is listed: what it names is there by then.
+	info, infoErr := readSessionInfo(a, c.s.dir)
 	names, err := a.o.FS.List(c.s.dir)
 	if err != nil {
 		return nil, fmt.Errorf("%v: %w", r, err)
 	}
-	if _, err := readSessionInfo(a, c.s.dir); err != nil {
-		v.fault(c, "", moldcast.Range{}, "%s: %v; it is made again from the segments when the session is next written", sessionFile, err)
+	if infoErr != nil {
+		v.fault(c, "", moldcast.Range{}, "%s: %v; it is made again from the segments when the session is next written", sessionFile, infoErr)
+	} else if info.Newest != nil {
+		c.newest = *info.Newest
+	}
+	for _, n := range absent(names, c.newest.Segment) {
+		v.fault(c, n.String(), moldcast.Range{}, "%v", errAbsent)
 	}
 	for _, name := range names {
 		n, ok := parseSegmentName(name)
@@ -330,10 +338,12 @@ func (v *verification) list(r Ref) (*checked, error) {
 func (v *verification) session(ctx context.Context, c *checked) error {
 	// What is not sealed can be read only where nobody writes it.
 	lock, err := c.s.lock(false)
-	if err == nil {
-		defer lock.Close()
-	}
 	locked := err != nil
+	defer func() {
+		if lock != nil {
+			lock.Close()
+		}
+	}()
 
 	prev := ""
 	for i, s := range c.segs {
@@ -348,8 +358,34 @@ func (v *verification) session(ctx context.Context, c *checked) error {
 			v.fault(c, segmentName(s.g.num), moldcast.Range{}, "the chain of seals is broken: it names %s before it, there is %s", short(s.seal.Prev), short(prev))
 		}
 		prev = s.seal.Sum
+		if s.g.num == c.newest.Segment && s.seal.Sum != c.newest.Sum {
+			v.fault(c, segmentName(s.g.num), moldcast.Range{}, "its seal is not the one that %s names: %s, there %s", sessionFile, short(s.seal.Sum), short(c.newest.Sum))
+		}
 	}
+	var open, sealed []*checkedSegment
+	for _, s := range c.segs {
+		if s.sealed {
+			sealed = append(sealed, s)
+		} else {
+			open = append(open, s)
+		}
+	}
+	v.read(ctx, c, open, locked)
+	if lock != nil {
+		lock.Close() // sealed ones are read without
+		lock = nil
+	}
+	v.read(ctx, c, sealed, locked)
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	v.overlaps(c)
+	v.settle(c)
+	return nil
+}
 
+// read reads segments, several at a time.
+func (v *verification) read(ctx context.Context, c *checked, segs []*checkedSegment, locked bool) {
 	todo := make(chan *checkedSegment)
 	var wg sync.WaitGroup
 	for range verifiers {
@@ -375,17 +411,11 @@ func (v *verification) session(ctx context.Context, c *checked) error {
 			}
 		}()
 	}
-	for _, s := range c.segs {
+	for _, s := range segs {
 		todo <- s
 	}
 	close(todo)
 	wg.Wait()
-	if err := ctx.Err(); err != nil {
-		return err
-	}
-	v.overlaps(c)
-	v.settle(c)
-	return nil
 }
 
 func short(sum string) string {

@@ -163,7 +163,7 @@ func (w *Writer) recoverSegments() error {
 			}
 			s.a.o.Log.Error("segment cannot be recovered; it is left as it is and a new one begun", "segment", g.name, "err", err)
 			s.mu.Lock()
-			g.fault = err
+			g.fault, g.unknown = err, err
 			s.mu.Unlock()
 			continue
 		}

@@ -38,7 +38,9 @@ original packet boundaries and nanosecond times, to the recorded group and
 port; an End of Session that is on record comes last), NASDAQ BinaryFILE, ndjson,
 or raw payloads. A name that ends in .gz or .zst is compressed. The file appears under its name when it is complete; "-" is
 stdout. A hole in the range is an error unless --allow-holes is given; damage in
-the archive always is.`,
+the archive always is, and so is a segment that is missing or cannot be read,
+unless both ends of the range are given and all of it is held elsewhere. An
+ended session that lacks its tail has a hole there.`,
 		Example: `  moldtape export 000007525B -o session.pcap
   moldtape export 233.54.12.111:26477/000007525B -o open.ndjson.zst --from-time 20:50:40 --to-time 20:50:50`,
 		Args: func(_ *cobra.Command, args []string) error {
@@ -125,6 +127,9 @@ func (e *env) export(ctx context.Context, name string, fl exportFlags) error {
 		held.Next = max(held.Next, end) // a lost tail is a hole too
 	}
 	if held.Empty() {
+		if err := lostSegments(v, held, &fl.ranges); err != nil {
+			return err
+		}
 		return faultf("%v holds no message", ref)
 	}
 	day := time.Now()
@@ -133,6 +138,9 @@ func (e *env) export(ctx context.Context, name string, fl exportFlags) error {
 	}
 	want, err := fl.ranges.resolve(held, day, v.SeqAt)
 	if err != nil {
+		return err
+	}
+	if err := lostSegments(v, want, &fl.ranges); err != nil {
 		return err
 	}
 	if want.Intersect(held).Empty() {

@@ -344,6 +344,9 @@ func (e *env) replayRange(s *replayStream, ranges *rangeFlags) (none string, err
 		held.Next = max(held.Next, end) // a lost tail is a hole too
 	}
 	if info.Messages == 0 || info.FirstTime == nil {
+		if err := lostSegments(s.view, held, ranges); err != nil {
+			return "", err
+		}
 		return fmt.Sprintf("%v holds no message", s.ref), nil
 	}
 	want, err := ranges.resolve(held, *info.FirstTime, s.view.SeqAt)
@@ -356,6 +359,10 @@ func (e *env) replayRange(s *replayStream, ranges *rangeFlags) (none string, err
 	s.Range = want.Intersect(held)
 	if s.Range.Empty() {
 		return ranges.nothing(info, held), nil
+	}
+	if err := lostSegments(s.view, s.Range, ranges); err != nil {
+		e.log.Error("the recording is not whole", "session", s.ref, "error", err)
+		s.damaged.Add(1)
 	}
 	s.Open = func(from moldcast.Seq) (replay.Source, error) {
 		s.view.Bounds() // looks for segments that were sealed meanwhile

@@ -61,6 +61,9 @@ func (e *env) sessions() error {
 	}
 	for _, s := range list {
 		e.sayLive(s)
+		if s.Fault != "" {
+			fmt.Fprintf(e.stderr, "moldtape: %v is not known in full: %s\n", s.Ref(), s.Fault)
+		}
 	}
 	if e.json {
 		return e.printJSON(list)

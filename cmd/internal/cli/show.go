@@ -49,6 +49,9 @@ func (e *env) show(name string) error {
 		return err
 	}
 	e.sayLive(d.Info)
+	for _, f := range d.Faults {
+		fmt.Fprintln(e.stderr, "moldtape: "+f)
+	}
 	if e.json {
 		return e.printJSON(d)
 	}

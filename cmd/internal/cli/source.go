@@ -238,6 +238,9 @@ func (s *Source) Refresh() error {
 			continue
 		}
 		delete(s.failed, r)
+		for _, f := range v.Faults() {
+			s.log.Error("segment is not served", "session", r, "error", f)
+		}
 		served := &servedView{source: s, view: v, stored: true}
 		served.look()
 		s.opened[r] = served
