@@ -46,7 +46,7 @@ func recordTwo(t *testing.T, end moldcast.Seq) (dir string) {
 	return dir
 }
 
-func run(args ...string) (code int, stdout, stderr string) {
+func runMain(args ...string) (code int, stdout, stderr string) {
 	var o, e bytes.Buffer
 	code = Main(args, strings.NewReader(""), &o, &e)
 	return code, o.String(), e.String()
@@ -55,14 +55,14 @@ func run(args ...string) (code int, stdout, stderr string) {
 // The tail that an ended session lacks is a hole.
 func TestExportWithoutTail(t *testing.T) {
 	dir := recordTwo(t, 25)
-	code, _, stderr := run("export", "S", "--archive", dir, "-o", "-", "--format", "raw")
+	code, _, stderr := runMain("export", "S", "--archive", dir, "-o", "-", "--format", "raw")
 	if code != exitFault || !strings.Contains(stderr, "hole 21..24") {
 		t.Errorf("exit %d: %s", code, stderr)
 	}
-	if code, stdout, stderr := run("export", "S", "--archive", dir, "-o", "-", "--format", "raw", "--allow-holes"); code != 0 || len(stdout) != 20 {
+	if code, stdout, stderr := runMain("export", "S", "--archive", dir, "-o", "-", "--format", "raw", "--allow-holes"); code != 0 || len(stdout) != 20 {
 		t.Errorf("with --allow-holes: exit %d, %d bytes: %s", code, len(stdout), stderr)
 	}
-	if code, stdout, stderr := run("export", "S", "--archive", recordTwo(t, 21), "-o", "-", "--format", "raw"); code != 0 || len(stdout) != 20 {
+	if code, stdout, stderr := runMain("export", "S", "--archive", recordTwo(t, 21), "-o", "-", "--format", "raw"); code != 0 || len(stdout) != 20 {
 		t.Errorf("of a whole one: exit %d, %d bytes: %s", code, len(stdout), stderr)
 	}
 }
@@ -88,21 +88,21 @@ func TestExportWithoutSegment(t *testing.T) {
 				t.Fatal(err)
 			}
 			for _, more := range [][]string{nil, {"--allow-holes"}, {"--from-seq", "5"}, {"--from-seq", "5", "--to-seq", "12"}} {
-				code, _, stderr := run(append([]string{"export", "S", "--archive", dir, "-o", filepath.Join(t.TempDir(), "x.raw")}, more...)...)
+				code, _, stderr := runMain(append([]string{"export", "S", "--archive", dir, "-o", filepath.Join(t.TempDir(), "x.raw")}, more...)...)
 				if code != exitFault || !strings.Contains(stderr, "c/S@1/000002.seg: it") {
 					t.Errorf("export %v: exit %d: %s", more, code, stderr)
 				}
 			}
-			if code, stdout, stderr := run("export", "S", "--archive", dir, "-o", "-", "--format", "raw", "--from-seq", "2", "--to-seq", "10"); code != 0 || len(stdout) != 9 {
+			if code, stdout, stderr := runMain("export", "S", "--archive", dir, "-o", "-", "--format", "raw", "--from-seq", "2", "--to-seq", "10"); code != 0 || len(stdout) != 9 {
 				t.Errorf("export of what is held: exit %d, %d bytes: %s", code, len(stdout), stderr)
 			}
-			if code, _, stderr := run("replay", "S", "--archive", dir, "--group", "127.0.0.1:9", "--interface", "lo", "--speed", "max", "--linger", "0s"); code != exitFault || !strings.Contains(stderr, "000002.seg") {
+			if code, _, stderr := runMain("replay", "S", "--archive", dir, "--group", "127.0.0.1:9", "--interface", "lo", "--speed", "max", "--linger", "0s"); code != exitFault || !strings.Contains(stderr, "000002.seg") {
 				t.Errorf("replay: exit %d: %s", code, stderr)
 			}
-			if code, _, stderr := run("sessions", "--archive", dir); code != 0 || !strings.Contains(stderr, "000002.seg") {
+			if code, _, stderr := runMain("sessions", "--archive", dir); code != 0 || !strings.Contains(stderr, "000002.seg") {
 				t.Errorf("sessions: exit %d: %s", code, stderr)
 			}
-			if code, _, stderr := run("show", "S", "--archive", dir); code != 0 || !strings.Contains(stderr, "000002.seg") {
+			if code, _, stderr := runMain("show", "S", "--archive", dir); code != 0 || !strings.Contains(stderr, "000002.seg") {
 				t.Errorf("show: exit %d: %s", code, stderr)
 			}
 		})
