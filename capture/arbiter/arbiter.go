@@ -31,7 +31,8 @@ type Arbiter struct {
 	waitBytes    int    // of all sessions
 	waitMessages uint64 // of all sessions
 
-	parked      int // packets that wait for a comparison, of all sessions
+	serial      uint64 // of the packets of lines
+	parked      int    // packets that wait for a comparison, of all sessions
 	parkedBytes int
 
 	c Counters // without those that the gap machines of open sessions keep

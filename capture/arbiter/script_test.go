@@ -83,6 +83,7 @@ type recorder struct {
 	stored map[moldcast.Session]*archived   // the latest takes
 	takes  map[moldcast.Session][]*archived // all
 
+	forgets     bool // a session that is closed: Open tells nothing of it
 	compare     bool // comparisons are taken
 	comparisons []*Comparison
 	copies      []copying
@@ -266,7 +267,12 @@ func (r *recorder) copy(a *Arbiter, now moldcast.Instant, stamp moldcast.Stamp) 
 	}
 }
 
-func (r *recorder) Close(s *Session) { r.logf("close %v", s.Name()) }
+func (r *recorder) Close(s *Session) {
+	r.logf("close %v", s.Name())
+	if r.forgets && r.stored[s.Name()] == s.Ref.(*archived) {
+		delete(r.stored, s.Name())
+	}
+}
 
 func lineName(l int) string {
 	if l == moldcast.AnswerLine {

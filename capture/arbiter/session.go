@@ -88,15 +88,15 @@ type Session struct {
 	ends     int              // packets that said so
 	endAt    moldcast.Instant // the last sign of the sender going on, or of the end
 
-	resumed    bool         // the archive held some of it
-	high       moldcast.Seq // one past the highest message held
-	tracks     []*track
-	agreements uint64 // packets of data of lines that did not contradict what is held
-	low        []low  // by line
-	parked     int    // packets of its tracks that wait for a comparison
-	forks      []moldcast.Instant
-	past       *past
-	claimed    claim
+	resumed bool         // the archive held some of it
+	high    moldcast.Seq // one past the highest message held
+	tracks  []*track
+	agreed  uint64 // serial of the newest packet of data that did not contradict what is held
+	low     []low  // by line
+	parked  int    // packets of its tracks that wait for a comparison
+	forks   []moldcast.Instant
+	past    *past
+	claimed claim
 }
 
 // Name is the name of s on the wire.

@@ -68,11 +68,12 @@ type parked struct {
 	result *Compared
 }
 
-// kept is a copy of a packet.
+// kept is a packet, and a copy of it where it is kept.
 type kept struct {
-	now   moldcast.Instant
-	stamp moldcast.Stamp
-	data  []byte
+	now    moldcast.Instant
+	stamp  moldcast.Stamp
+	data   []byte
+	serial uint64 // in the order of arrival; 0: not given yet
 }
 
 func (k *kept) packet() moldcast.Packet {
@@ -82,7 +83,7 @@ func (k *kept) packet() moldcast.Packet {
 
 // track follows what one source sends on one line of a session.
 //
-// In the ordinary course that only goes up, and top is how far it went. A
+// In the ordinary course that only goes up, and top is how far it ever went. A
 // packet below top begins a run: the network repeated or delayed it, another
 // line was quicker, or the sender began anew. Where that is found to be so,
 // the run is the beginning of the next take.
@@ -95,8 +96,8 @@ type track struct {
 	run   run
 
 	conflict   moldcast.Instant // when its last conflicting packet came
-	conflicted bool             // since then, …
-	agreements uint64           // … when the session had seen so many agreeing ones
+	conflicted bool             // there was one
+	serial     uint64           // of it
 
 	queue []*parked
 }
@@ -150,7 +151,7 @@ func (t *track) place(now moldcast.Instant, r moldcast.Range, high moldcast.Seq,
 	switch {
 	case open && r.First == b.Next && (t.inRun || r.First < top) && (r.First < top || doubt):
 		// it goes on
-	case r.First >= top && !(doubt && recent):
+	case r.First >= top && !(doubt && recent), r.First == t.top:
 		t.top, t.inRun = max(t.top, r.Next), false
 		return false
 	case recent && x.seen.Len() < maxRunRanges && (r.First >= b.First || r.Next == b.First):
@@ -160,6 +161,9 @@ func (t *track) place(now moldcast.Instant, r moldcast.Range, high moldcast.Seq,
 	}
 	x.seen.Add(r)
 	x.heard, t.inRun = now, true
+	if r.Next > top {
+		t.top = r.Next
+	}
 	return true
 }
 
@@ -252,6 +256,10 @@ func (a *Arbiter) admit(k kept, line int, src netip.Addr, s *Session, p moldcast
 		return
 	}
 	l := &a.cfg.Limits
+	if k.serial == 0 {
+		a.serial++
+		k.serial = a.serial
+	}
 	t := s.track(k.now, line, src, l.Sources)
 	if p.Kind != moldcast.Data {
 		a.control(k, t, s, p)
@@ -274,7 +282,9 @@ func (a *Arbiter) settle(k kept, t *track, s *Session, p moldcast.Packet, inRun 
 	r := p.Range()
 	window := moldcast.Instant(a.cfg.Limits.ForkWindow)
 	if j.differ > 0 {
-		if t.conflicted && k.now-t.conflict <= window && t.agreements == s.agreements {
+		// One that waited for its comparison may come before one that did not.
+		near := max(k.now, t.conflict)-min(k.now, t.conflict) <= window
+		if t.conflicted && near && s.agreed <= min(k.serial, t.serial) {
 			if a.fork(k, s, t, Fork{Cause: Conflict, At: j.at, First: t.run.seen.Bounds().First}, p) {
 				return
 			}
@@ -295,14 +305,14 @@ func (a *Arbiter) settle(k kept, t *track, s *Session, p moldcast.Packet, inRun 
 	}
 	switch {
 	case j.fresh > 0:
-		s.agreements++
-		s.endAt = k.now // the sender goes on
+		s.agreed = max(s.agreed, k.serial)
+		s.endAt = max(s.endAt, k.now) // the sender goes on
 		for i := range s.low {
 			s.low[i].on = false
 		}
 		s.low[t.line].heard = k.now
 	case j.same > 0:
-		s.agreements++
+		s.agreed = max(s.agreed, k.serial)
 		a.lower(k.now, s, t, r.Next, false)
 	}
 	if inRun && j.unknown == 0 {
@@ -323,7 +333,9 @@ func (a *Arbiter) conflicting(k kept, t *track, s *Session, r moldcast.Range, in
 		t.run.heard, t.inRun = k.now, true
 	}
 	t.run.keep(k, &a.cfg.Limits)
-	t.conflict, t.conflicted, t.agreements = k.now, true, s.agreements
+	if !t.conflicted || k.serial > t.serial {
+		t.conflict, t.conflicted, t.serial = k.now, true, k.serial
+	}
 	a.lower(k.now, s, t, r.Next, false)
 	if !s.conflict {
 		s.conflict = true
@@ -343,7 +355,7 @@ func (a *Arbiter) control(k kept, t *track, s *Session, p moldcast.Packet) {
 		}
 	}
 	if p.Kind == moldcast.Heartbeat {
-		s.endAt = k.now
+		s.endAt = max(s.endAt, k.now)
 	}
 	a.process(k.now, k.stamp, t.line, s, p)
 }
@@ -354,6 +366,7 @@ func (a *Arbiter) control(k kept, t *track, s *Session, p moldcast.Packet) {
 // before, and where the next message is held already.
 func (a *Arbiter) lower(now moldcast.Instant, s *Session, t *track, next moldcast.Seq, beat bool) bool {
 	l := &s.low[t.line]
+	now = max(now, l.heard)
 	l.heard = now
 	below := next < s.high && (t.top == 0 || next < t.top) && (next < s.m.First() || s.holds(next))
 	if !below {

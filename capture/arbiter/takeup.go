@@ -145,7 +145,7 @@ func (a *Arbiter) offer(now moldcast.Instant, stamp moldcast.Stamp, line int, sr
 		})
 		for i := range confirmed {
 			h := &confirmed[i]
-			a.admit(kept{now, h.stamp, h.data}, h.line, h.src, a.sessions[s.name], h.parsed())
+			a.admit(kept{now: now, stamp: h.stamp, data: h.data}, h.line, h.src, a.sessions[s.name], h.parsed())
 		}
 		if len(confirmed) > 0 {
 			b = plausible
@@ -155,7 +155,7 @@ func (a *Arbiter) offer(now moldcast.Instant, stamp moldcast.Stamp, line int, sr
 		a.hold(now, until, stamp, line, src, p, d, false)
 		return
 	}
-	a.admit(kept{now, stamp, d}, line, src, a.sessions[s.name], p)
+	a.admit(kept{now: now, stamp: stamp, data: d}, line, src, a.sessions[s.name], p)
 }
 
 // unknown takes a packet of a line, of a session that is not open.
