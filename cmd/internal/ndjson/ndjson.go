@@ -147,6 +147,9 @@ func (r *Reader) Next() (Message, error) {
 		if len(text) == 0 {
 			continue
 		}
+		if m, ok := fast(text); ok {
+			return m, nil
+		}
 		m, bad := parse(text)
 		if bad != nil {
 			if err == io.EOF { // the last line, without its end: cut, not wrong

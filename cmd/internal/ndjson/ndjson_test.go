@@ -115,3 +115,35 @@ func FuzzReader(f *testing.F) {
 		}
 	})
 }
+
+// What the fast way reads, the general way reads the same.
+func FuzzFast(f *testing.F) {
+	f.Add(bytes.TrimSpace(Append(nil, Message{Seq: 1, Time: 5, Heard: 6, Line: 2, Flags: moldcast.Repaired, More: true, Data: []byte("x")})))
+	f.Add([]byte(`{"seq":0,"time":null,"heard":"2016-09-13T20:50:31.5Z","flags":["more"],"data":""}`))
+	f.Add([]byte(`{"seq":07,"time":null,"flags":[],"data":"AA=="}`))
+	f.Add([]byte("{\"seq\":7,\"time\":null,\"flags\":[],\"data\":\"AA\r\n==\"}"))
+	f.Add([]byte("{\"seq\":7,\"time\":null,\"flags\":[],\"data\":\"AA==\n\"}"))
+	f.Fuzz(func(t *testing.T, b []byte) {
+		got, ok := fast(b)
+		if !ok {
+			return
+		}
+		if want, err := parse(b); err != nil || !cmp.Equal(got, want) {
+			t.Fatalf("%+v, want %+v, %v", got, want, err)
+		}
+	})
+}
+
+// Every line that was written is read the fast way.
+func TestFastReadsWhatIsWritten(t *testing.T) {
+	for _, m := range []Message{
+		{Seq: 1, Data: []byte{}},
+		{Seq: 484311999, Time: 1473799831523595000, Heard: 1473799831523595000, Data: []byte("abc")},
+		{Seq: 1 << 60, Time: 1, Heard: 2, Line: 255, Flags: moldcast.Repaired, More: true, Data: []byte("a")},
+		{Seq: 2, Time: 1, Heard: 1, More: true, Data: []byte("ab")},
+	} {
+		if got, ok := fast(bytes.TrimSpace(Append(nil, m))); !ok || !cmp.Equal(got, m) {
+			t.Errorf("%+v, %v, want %+v", got, ok, m)
+		}
+	}
+}
