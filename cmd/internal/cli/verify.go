@@ -144,6 +144,9 @@ func (e *env) verify(ctx context.Context, names []string, o verifyFlags, within 
 			count(report.Sessions, "session"), count(report.Segments, "segment"), count(report.Blocks, "block"), count(report.Messages, "message"),
 			humanize.IBytes(report.Bytes), count(len(report.Faults), "fault"))
 	}
+	if out.OK && len(out.Roots) == 0 && (o.fromSeq != "" || o.toSeq != "") {
+		return faultf("--from-seq, --to-seq: nothing is held of %v", within)
+	}
 	if !out.OK {
 		return &exitError{code: exitFault}
 	}
