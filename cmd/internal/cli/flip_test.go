@@ -241,3 +241,33 @@ func messagesOf(t *testing.T, dir string) (first moldcast.Seq, msgs [][]byte) {
 		}
 	}
 }
+
+// A session that is being written is left to its capture.
+func TestRepairBesideCapture(t *testing.T) {
+	dir := t.TempDir()
+	flippable(t, filepath.Join(dir, "a"), 1<<20)
+	flippable(t, filepath.Join(dir, "b"), 1<<20)
+	a, err := store.Open(filepath.Join(dir, "a"), store.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer a.Close()
+	s, err := moldcast.ParseSession("FLIP")
+	if err != nil {
+		t.Fatal(err)
+	}
+	w, err := a.Writer("feed", s, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	code, _, stderr := run("repair", "FLIP", "--archive", filepath.Join(dir, "a"), "--from", filepath.Join(dir, "b"))
+	if code != exitFault || !strings.Contains(stderr, "feed/FLIP is being captured: the capture itself asks") {
+		t.Errorf("exit %d: %s", code, stderr)
+	}
+	if err := w.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if code, _, stderr := run("repair", "FLIP", "--archive", filepath.Join(dir, "a"), "--from", filepath.Join(dir, "b")); code != 0 {
+		t.Errorf("exit %d: %s", code, stderr)
+	}
+}

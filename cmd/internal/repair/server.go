@@ -1,12 +1,14 @@
 package repair
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"log/slog"
 	"net"
 	"net/netip"
+	"slices"
 	"time"
 
 	"github.com/moldtape/moldtape/moldcast"
@@ -57,10 +59,50 @@ func (s *Server) Fetch(ctx context.Context, ranges []moldcast.Range, fn func(mol
 	defer f.rx.Close()
 	for len(ranges) > 0 {
 		n := min(len(ranges), maxRanges)
-		if err := f.run(ctx, ranges[:n]); err != nil {
+		if err := f.run(ctx, ranges[:n], s.Budget); err != nil {
 			return err
 		}
 		ranges = ranges[n:]
+	}
+	return f.probe(ctx)
+}
+
+const (
+	probeRounds = 20          // a million messages are cut down to one
+	probeBudget = time.Second // of each round
+	maxProbes   = 4096        // ranges of a round
+)
+
+// probe looks for what a server has behind a message that it lacks: it answers
+// from the first message asked for, or not at all. Each range that was given
+// up is halved from its end.
+func (f *fetching) probe(ctx context.Context) error {
+	var unknown []moldcast.Range // by sequence; between any two lies what is known
+	behind := func(lost []moldcast.Range) {
+		for _, r := range lost {
+			if r.First++; !r.Empty() {
+				unknown = append(unknown, r)
+			}
+		}
+	}
+	behind(f.lost.Ranges())
+	for round := 0; round < probeRounds && f.answered && len(unknown) > 0; round++ {
+		unknown = unknown[:min(len(unknown), maxProbes)]
+		var ask, rest []moldcast.Range
+		for _, r := range unknown {
+			mid := r.First + moldcast.Seq(r.Len()/2)
+			ask = append(ask, moldcast.Range{First: mid, Next: r.Next})
+			if r.First < mid {
+				rest = append(rest, moldcast.Range{First: r.First, Next: mid})
+			}
+		}
+		f.lost.Clear()
+		unknown = rest
+		if err := f.run(ctx, ask, min(f.Budget, probeBudget)); err != nil {
+			return err
+		}
+		behind(f.lost.Ranges())
+		slices.SortFunc(unknown, func(a, b moldcast.Range) int { return cmp.Compare(a.First, b.First) })
 	}
 	return nil
 }
@@ -76,10 +118,14 @@ type fetching struct {
 	m     *gap.Machine
 	out   []mcast.Datagram
 	arena []byte
+
+	lost     gap.Set // given up
+	answered bool    // anything at all
 }
 
-func (f *fetching) run(ctx context.Context, ranges []moldcast.Range) error {
-	f.m = gap.New(gap.Config{Servers: 1, Budget: f.Budget, GiveUp: true, MaxGaps: 2 * maxRanges})
+// run asks for ranges until each was answered or given up.
+func (f *fetching) run(ctx context.Context, ranges []moldcast.Range, budget time.Duration) error {
+	f.m = gap.New(gap.Config{Servers: 1, Budget: budget, GiveUp: true, MaxGaps: 2 * maxRanges})
 	f.m.Resume(ranges[0].First, ranges[len(ranges)-1].Next, ranges)
 	timer := time.NewTimer(time.Hour)
 	defer timer.Stop()
@@ -97,7 +143,8 @@ func (f *fetching) run(ctx context.Context, ranges []moldcast.Range) error {
 			if !ok {
 				break
 			}
-			f.Log.Warn("not answered", "session", f.Session, "source", f.addr, "range", r)
+			f.lost.Add(r)
+			f.Log.Debug("not answered", "session", f.Session, "source", f.addr, "range", r)
 		}
 		if f.m.Next() == f.m.Head() {
 			return nil
@@ -170,6 +217,7 @@ func (f *fetching) take(now moldcast.Instant, stamp moldcast.Stamp, p moldcast.P
 		if !f.m.Accept(now, -1, sub) {
 			continue
 		}
+		f.answered = true
 		err := f.fn(moldcast.Piece{
 			First: sub.First, Msgs: part, Heard: stamp, Line: moldcast.AnswerLine, Flags: moldcast.Repaired,
 		})

@@ -1,0 +1,177 @@
+package repair
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"testing"
+	"time"
+
+	"github.com/moldtape/moldtape/moldcast"
+	"github.com/moldtape/moldtape/store"
+)
+
+func message(q moldcast.Seq) string { return fmt.Sprint("message ", q) }
+
+func framed(first moldcast.Seq, n int, text func(moldcast.Seq) string) moldcast.Messages {
+	var b []byte
+	for i := range n {
+		b = moldcast.AppendMessage(b, []byte(text(first+moldcast.Seq(i))))
+	}
+	return moldcast.MessagesOf(b, n)
+}
+
+const second = moldcast.Stamp(time.Second)
+
+// holed is a recording of 1..200 without 51..149: its message q is of second q.
+func holed(t *testing.T) *store.Writer {
+	t.Helper()
+	a, err := store.OpenOrCreate(t.TempDir(), store.Options{Wait: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	s, _ := moldcast.ParseSession("S")
+	w, err := a.Writer("c", s, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { w.Close(); a.Close() })
+	for q := moldcast.Seq(1); q <= 200; q++ {
+		if q == 51 {
+			q = 150
+		}
+		at := moldcast.Stamp(q) * second
+		if _, err := w.Append(moldcast.Piece{First: q, Msgs: framed(q, 1, message), Time: at, Heard: at}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return w
+}
+
+// answer is a request server that answers by fn, which is given each request
+// and returns datagrams. It counts the requests.
+func answer(t *testing.T, fn func(moldcast.Request) [][]byte) *Server {
+	t.Helper()
+	c, err := net.ListenUDP("udp4", &net.UDPAddr{IP: net.IPv4(127, 0, 0, 1)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { c.Close() })
+	go func() {
+		b := make([]byte, 64)
+		for {
+			n, from, err := c.ReadFromUDPAddrPort(b)
+			if err != nil {
+				return
+			}
+			if r, err := moldcast.ParseRequest(b[:n]); err == nil {
+				for _, d := range fn(r) {
+					_, _ = c.WriteToUDPAddrPort(d, from)
+				}
+			}
+		}
+	}()
+	s, _ := moldcast.ParseSession("S")
+	return &Server{Session: s, Addr: c.LocalAddr().(*net.UDPAddr).AddrPort(), Budget: 500 * time.Millisecond, Log: slog.New(slog.DiscardHandler)}
+}
+
+func packet(s moldcast.Session, first moldcast.Seq, n int, text func(moldcast.Seq) string) []byte {
+	return append(moldcast.AppendHeader(nil, s, first, uint16(n)), framed(first, n, text).Framed()...)
+}
+
+func TestFromServer(t *testing.T) {
+	w := holed(t)
+	stranger, _ := moldcast.ParseSession("OTHER")
+	lie := func(moldcast.Seq) string { return "lie" }
+	src := answer(t, func(r moldcast.Request) [][]byte {
+		n := min(int(r.Count), 7)
+		if r.First <= 100 && 100 < r.First+moldcast.Seq(n) {
+			n = int(100 - r.First) // it has lost message 100
+		}
+		out := [][]byte{
+			packet(stranger, r.First, 3, lie),
+			packet(r.Session, 5000, 3, lie), // not asked for
+			{1, 2, 3},
+		}
+		if n > 0 {
+			// More than was asked for, on both sides: those are held.
+			out = append(out, packet(r.Session, r.First-min(2, r.First-1), n+int(min(2, r.First-1)), message))
+		}
+		return out
+	})
+	res, err := Run(t.Context(), w, []Source{src}, slog.New(slog.DiscardHandler))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if res.Holes != 1 || res.Messages != 98 || len(res.Remaining) != 1 || res.Remaining[0] != (Hole{100, 100, moldcast.NotCaptured}) {
+		t.Fatalf("%+v", res)
+	}
+	if res.Compared != 101 {
+		t.Errorf("compared %d messages, want the 101 that were held", res.Compared)
+	}
+	c := w.View().Cursor(1)
+	defer c.Close()
+	for at := moldcast.Seq(1); at <= 200; {
+		p, err := c.Next()
+		if hole := (*moldcast.HoleError)(nil); errors.As(err, &hole) {
+			at = hole.Hole.Range.Next
+			continue
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		if filled := at > 50 && at < 150; filled != (p.Flags&moldcast.Repaired != 0) || filled != (p.Line == moldcast.AnswerLine) {
+			t.Errorf("message %d: flags %d, line %d", at, p.Flags, p.Line)
+		}
+		if p.Time != moldcast.Stamp(at)*second {
+			t.Errorf("message %d is of %v, want second %d", at, p.Time.Time(), at)
+		}
+		for ; p.Msgs.Len() > 0; at++ {
+			if got := string(p.Msgs.Next()); got != message(at) {
+				t.Fatalf("message %d is %q", at, got)
+			}
+		}
+	}
+}
+
+// One message next to the hole differs: another take, and nothing is stored.
+func TestFromOtherTake(t *testing.T) {
+	w := holed(t)
+	src := answer(t, func(r moldcast.Request) [][]byte {
+		return [][]byte{packet(r.Session, r.First, min(int(r.Count), 9), func(q moldcast.Seq) string {
+			if q == 150 {
+				return "another"
+			}
+			return message(q)
+		})}
+	})
+	res, err := Run(t.Context(), w, []Source{src}, slog.New(slog.DiscardHandler))
+	var c *Conflict
+	if !errors.As(err, &c) || c.Seq != 150 || c.Hole != (moldcast.Range{First: 51, Next: 150}) {
+		t.Fatalf("%v", err)
+	}
+	if res.Messages != 0 || len(res.Remaining) != 1 {
+		t.Errorf("%+v", res)
+	}
+}
+
+// Who does not answer costs the budget, and the next source is asked.
+func TestSilentServer(t *testing.T) {
+	w := holed(t)
+	silent := answer(t, func(moldcast.Request) [][]byte { return nil })
+	silent.Budget = 50 * time.Millisecond
+	good := answer(t, func(r moldcast.Request) [][]byte {
+		return [][]byte{packet(r.Session, r.First, min(int(r.Count), 20), message)}
+	})
+	res, err := Run(t.Context(), w, []Source{silent, good}, slog.New(slog.DiscardHandler))
+	if err != nil || len(res.Remaining) != 0 || res.Messages != 99 || res.Filled[0].Source != good.Addr.String() {
+		t.Fatalf("%+v %v", res, err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if _, err := Run(ctx, holed(t), []Source{silent}, slog.New(slog.DiscardHandler)); !errors.Is(err, context.Canceled) {
+		t.Errorf("cancelled: %v", err)
+	}
+}
