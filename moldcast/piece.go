@@ -68,6 +68,7 @@ const (
 	NotCaptured   HoleReason = "not_captured"  // no record says more
 	Unrecoverable HoleReason = "unrecoverable" // asked for until the budget was spent
 	Damaged       HoleReason = "damaged"       // was stored; the disk gave it back wrong
+	Pruned        HoleReason = "pruned"        // was stored; retention removed it
 )
 
 // HoleError is what a reader meets at a range that an archive lacks.

@@ -37,7 +37,8 @@ type Archive struct {
 
 	mu       sync.Mutex
 	sessions map[Ref]*session
-	seals    map[string]*seal // by directory; a sealed segment never changes
+	seals    map[string]*seal      // by directory; a sealed segment never changes
+	tombs    map[string]*tombstone // by path, of segments that are gone
 	closed   bool
 }
 
@@ -77,6 +78,7 @@ func Open(dir string, o Options) (*Archive, error) {
 		pebbleCache: pebble.NewCache(pebbleCacheBytes),
 		cache:       newBlockCache(o.CacheBytes),
 		sessions:    map[Ref]*session{}, seals: map[string]*seal{},
+		tombs: map[string]*tombstone{},
 	}
 	a.table = newTable(fs, a.pebbleCache, o.Log)
 	a.table.noSalvage = o.noSalvage

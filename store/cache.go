@@ -115,3 +115,16 @@ func (c *blockCache) decoder() (*block.Decoder, error) {
 	}
 	return block.NewDecoder(block.DecoderOptions{})
 }
+
+// forget drops the blocks of g.
+func (c *blockCache) forget(g *segment) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for k, e := range c.entries {
+		if k.seg == g {
+			c.lru.Remove(e.elem)
+			delete(c.entries, k)
+			c.size -= int64(e.b.Size())
+		}
+	}
+}

@@ -371,11 +371,7 @@ func (c *committer) create() (*segment, error) {
 	w := c.w
 	s := w.s
 	s.mu.Lock()
-	n := 1
-	if k := len(s.segs); k > 0 {
-		n = s.segs[k-1].num + 1
-	}
-	n = max(n, s.newest.Segment+1) // that of one that is missing is not used again
+	n := max(s.lastNumber(), s.newest.Segment) + 1 // that of one that is missing is not used again
 	s.mu.Unlock()
 	fs := w.a.o.FS
 	g := newSegment(n, fs.PathJoin(s.dir, segmentName(n)), identity{s.ref.Channel, s.ref.Session, s.ref.Take})

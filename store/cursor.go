@@ -1,6 +1,7 @@
 package store
 
 import (
+	"errors"
 	"io"
 
 	"github.com/moldtape/moldtape/moldcast"
@@ -48,8 +49,10 @@ func (c *Cursor) Seq() moldcast.Seq { return c.q }
 
 // Next is the next piece, valid until the call after it. Where the cursor
 // began within a piece, or part of one was asked for, it is cut. Errors:
-// *moldcast.HoleError once for each hole, *CorruptError for each range that
-// the disk gave back wrong; after either the next call goes on behind it.
+// *moldcast.HoleError once for each hole, *PrunedError (which is one too) for
+// each range that was pruned, unless it lies below the first sequence of a
+// cursor from 0, *CorruptError for each range that the disk gave back wrong;
+// after any of them the next call goes on behind it.
 // io.EOF at the head, and again until more is stored.
 func (c *Cursor) Next() (moldcast.Piece, error) {
 	for {
@@ -91,6 +94,12 @@ func (c *Cursor) Close() error {
 	return nil
 }
 
+// seek moves the cursor.
+func (c *Cursor) seek(q moldcast.Seq) {
+	c.unpin()
+	c.batch, c.at, c.b, c.q = c.batch[:0], 0, nil, q
+}
+
 func (c *Cursor) unpin() {
 	if c.pinned == nil {
 		return
@@ -108,10 +117,11 @@ func (c *Cursor) fill() error {
 	c.unpin()
 	c.batch, c.at = c.batch[:0], 0
 	s.mu.Lock()
-	if c.q < s.first() {
-		c.q = s.first()
-	}
 	p := s.locate(c.q)
+	if p.where == below || c.q == 0 {
+		c.q = s.first()
+		p = s.locate(c.q)
+	}
 	var hole moldcast.Hole
 	switch p.where {
 	case inMemory:
@@ -138,6 +148,9 @@ func (c *Cursor) fill() error {
 		if b == nil {
 			var err error
 			if b, err = c.decode(k); err != nil {
+				if errors.Is(err, errGone) && s.vanished(p.seg) {
+					return nil
+				}
 				s.damaged(p.seg, k.first, p.r, err)
 				c.q = p.r.Next
 				return p.seg.corrupt(p.r, err)
@@ -153,6 +166,9 @@ func (c *Cursor) fill() error {
 		return nil
 	case inSegment:
 		if _, err := p.seg.loadIndex(s.a.table); err != nil {
+			if errors.Is(err, errGone) && s.vanished(p.seg) {
+				return nil
+			}
 			s.damagedSegment(p.seg, err)
 			c.q = p.r.Next
 			return p.seg.corrupt(p.r, err)
@@ -165,6 +181,9 @@ func (c *Cursor) fill() error {
 		s.damaged(p.seg, 0, p.r, errNoHeader)
 		c.q = p.r.Next
 		return p.seg.corrupt(p.r, errNoHeader)
+	case inPruned:
+		c.q = p.r.Next
+		return &PrunedError{Range: p.r}
 	case inHole:
 		c.q = hole.Range.Next
 		return &moldcast.HoleError{Hole: hole}

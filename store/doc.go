@@ -6,12 +6,17 @@
 //
 //	ARCHIVE/
 //	  moldtape.json                    {"format":1, "node":…, "made":…}
+//	  audit.log                        removals and holds, a JSON object a line
 //	  CHANNEL/SESSION@TAKE/            the session in its printed form
 //	    session.json                   identity, first sequence, groups of the lines, newest seal
 //	    000001.seg/                    a Pebble store, numbered by order of creation
 //	      seal.json                    once sealed
 //	    damaged/000001-123.json        block 123 of that segment failed its checks
 //	    000002.seg/ …
+//	    000001.pruned                  in place of 000001.seg, once retention removed it
+//	    000001.leaves                  leaves of the content hash over it
+//	    000001.seg.gone/               a pruned segment until it is unlinked
+//	    hold.json                      nothing of the session may be removed
 //
 // moldtape.json, session.json and seal.json are written beside their place,
 // synced and renamed. The first two begin with a member sum, SHA-256 of what
@@ -28,6 +33,41 @@
 // in key order, records of what was brought in later, and prev, the sum of the seal before. Its first member, sum,
 // is SHA-256 in hexadecimal of all bytes of the file after it. So seals are a
 // chain of custody over all that a session holds.
+//
+// # Retention
+//
+// Archive.Prune removes whole sealed segments, the oldest first by the time of
+// their seals, those of a session by number. What is removed is planned from
+// seals and holds alone, by a function that depends on nothing else. One
+// segment at a time:
+//
+//	keep       000001.leaves, then 000001.pruned: written, synced; without meaning while the segment is there
+//	lease      the exclusive lease of the segment, or it is left
+//	announce   under the lock of the archive: no hold, the seal is the one planned with, a line in audit.log, synced
+//	rename     to 000001.seg.gone, and the directory synced: from here on it is pruned
+//	unlink     seal.json last
+//	tell       under the lock of the archive: a second line in audit.log, synced
+//
+// 000001.pruned is a seal without the digests of blocks and without what was
+// damaged, with seal_sum, the sum of the seal that was: so that coverage, end,
+// holes and the chain of seals outlive the segment. What it covers and nothing
+// else holds is pruned: known as held once, no hole, never stored again; reads
+// of it give *PrunedError. The session then begins at the lowest sequence that
+// is still held, or at its head. Numbers of segments are not used again.
+//
+// 000001.leaves has the leaves of the content hash (package block) that the
+// segment held part of: whole ones as hashes; of a leaf that goes on beyond
+// the segment, the state of SHA-256 behind what the segment held. Where a hole
+// within a leaf that was pruned in part is filled later, that leaf is lost to
+// the hash, and Root gives the run in parts.
+//
+// A lease is flock on seal.json: shared while a reader uses the segment, or
+// holds a Lease of a range; exclusive for who removes it.
+//
+// Each line of audit.log begins with prev, SHA-256 of the line before it
+// without its end. A last line without an end was cut short by a crash before
+// it was confirmed, and is replaced by the next. Lines are appended, and holds
+// made and ended, under flock(LOCK_EX) on the archive's directory.
 //
 // # Keys of a segment
 //
@@ -104,6 +144,9 @@
 //	rolling                 two unsealed segments: both are recovered, the older one sealed first
 //	sealing                 no seal.json: recovered and sealed again; seal.json.tmp is written over
 //	writing session.json    the old one, or it is made again
+//	pruning, before the rename   the segment is as it was; the next Prune logs what it announced as cancelled
+//	pruning, after it       the segment is pruned; readers ignore what is left, the next Prune unlinks and tells it
+//	appending to audit.log  a line without its end is none
 //	noting damage           the file is there or not: the next who reads the block writes it
 //	replacing damage        until the patch is durable the record of the damage holds
 //
@@ -121,7 +164,7 @@
 // # Processes
 //
 // A Writer holds flock(LOCK_EX) on the session directory. Sealed segments are
-// read without any lock, through a file system that refuses every write. What
+// read without any lock but their leases, through a file system that refuses every write. What
 // is not sealed is read by other processes only when no writer holds the lock: a
 // View recovers and seals it first, or reads it as it is while other readers
 // hold the lock (shared), Sessions and Show only look. Verify holds it, shared,

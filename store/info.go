@@ -67,6 +67,11 @@ type Info struct {
 	LastTime   *time.Time   `json:"last_time"`
 	Segments   int          `json:"segments"`
 	Fault      string       `json:"fault,omitempty"` // why it is not known in full
+
+	// PrunedMessages is how many messages were held and then removed by
+	// retention. FirstSeq is the first that is still held.
+	PrunedMessages uint64 `json:"pruned_messages"`
+	Hold           *Hold  `json:"hold"` // nil: none
 }
 
 // Ref is the name of the session.
@@ -83,6 +88,7 @@ type Detail struct {
 	Groups      []string      `json:"groups"`  // of the lines, in order
 	HoleList    []HoleInfo    `json:"hole_list"`
 	FillList    []FillInfo    `json:"fill_list"`
+	PrunedList  []PrunedInfo  `json:"pruned_list"`
 	SegmentList []SegmentInfo `json:"segment_list"`
 	Rates       []Rate        `json:"rates"`
 	Lines       []LineInfo    `json:"lines"`
@@ -95,6 +101,13 @@ type HoleInfo struct {
 	LastSeq  moldcast.Seq        `json:"last_seq"`
 	Reason   moldcast.HoleReason `json:"reason"`
 	Time     *time.Time          `json:"time"` // when it was put on record; nil without a record
+}
+
+// PrunedInfo is a range that was held and then removed by retention; both
+// ends inclusive.
+type PrunedInfo struct {
+	FirstSeq moldcast.Seq `json:"first_seq"`
+	LastSeq  moldcast.Seq `json:"last_seq"`
 }
 
 // SegmentInfo is one segment. Its coverage may have holes between FirstSeq and LastSeq.

@@ -42,6 +42,9 @@ func (a *Archive) describe(r Ref, full bool) (Detail, error) {
 		live := s.w != nil
 		s.mu.Unlock()
 		if live {
+			if err := s.refreshPruned(); err != nil {
+				return Detail{}, fmt.Errorf("%v: %w", r, err)
+			}
 			return s.detail(Live, full)
 		}
 	}
@@ -101,10 +104,10 @@ func (s *session) detail(state State, full bool) (Detail, error) {
 		Info: Info{
 			Channel: s.ref.Channel, Session: s.ref.Session.String(), Take: s.ref.Take, State: state,
 			FirstSeq: s.first(), NextSeq: s.next(), DurableSeq: s.durable(), HeadSeq: s.head(),
-			Messages: s.cov.Count(),
+			Messages: s.cov.Count() - s.gone.Count(), PrunedMessages: s.gone.Count(),
 		},
 		Ended: s.isEnded(), Groups: append([]string{}, s.facts.Groups...),
-		HoleList: []HoleInfo{}, FillList: []FillInfo{}, SegmentList: []SegmentInfo{}, Rates: []Rate{}, Lines: []LineInfo{},
+		HoleList: []HoleInfo{}, PrunedList: []PrunedInfo{}, FillList: []FillInfo{}, SegmentList: []SegmentInfo{}, Rates: []Rate{}, Lines: []LineInfo{},
 	}
 	if d.Ended {
 		end := s.end
@@ -123,6 +126,9 @@ func (s *session) detail(state State, full bool) (Detail, error) {
 		d.FillList = append(d.FillList, FillInfo{
 			FirstSeq: f.First, LastSeq: f.Next - 1, Time: f.Time.Time(), Node: f.Node, By: f.By, Source: f.Source,
 		})
+	}
+	for _, r := range s.gone.Ranges() {
+		d.PrunedList = append(d.PrunedList, PrunedInfo{FirstSeq: r.First, LastSeq: r.Next - 1})
 	}
 	var lines []lineCount
 	var span times
@@ -189,6 +195,11 @@ func (s *session) detail(state State, full bool) (Detail, error) {
 			d.Fault = f.Error()
 		}
 	}
+	hold, err := s.a.readHold(s.ref)
+	if err != nil {
+		return d, err
+	}
+	d.Hold = hold
 	d.Segments = len(segs)
 	d.FirstTime, d.LastTime = span.bounds()
 	for _, g := range sizes {

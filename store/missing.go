@@ -107,5 +107,8 @@ func (v *View) Holds(r moldcast.Range) bool {
 	s := v.s
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return !r.Empty() && len(s.cov.Missing(r)) == 0
+	if part, gone := s.gone.Cut(r); r.Empty() || gone || part != r {
+		return false // part of it was pruned
+	}
+	return len(s.cov.Missing(r)) == 0
 }

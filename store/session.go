@@ -29,10 +29,12 @@ type session struct {
 	dir string
 
 	mu     sync.Mutex
-	segs   []*segment // by number
-	runs   []segRun   // by sequence: what lies in segments
-	cov    gap.Set    // what is held, in segments and in memory
-	synced gap.Set    // of that, what is durable
+	segs   []*segment   // by number
+	tombs  []*tombstone // by number: of segments that were pruned
+	runs   []segRun     // by sequence: what lies in segments
+	cov    gap.Set      // what is held, in segments and in memory, or was and is pruned
+	synced gap.Set      // of that, what is durable
+	gone   gap.Set      // of that, what was pruned
 	facts  facts
 	mark   moldcast.Seq // lowest sequence that a mark carried; 0: none
 	ended  bool         // an End of Session is on record, for end
@@ -98,9 +100,13 @@ func (m *memBlock) size() int64 {
 const pieceCost = 48
 
 // first is where the session begins: the lowest of what is stored and what
-// Start put on record; without either, what a heartbeat said; else 0.
-// REQUIRES: mu.
+// Start put on record; without either, what a heartbeat said; else 0. Once
+// something was pruned, it is the lowest that is held: nothing lower is wanted
+// any more. REQUIRES: mu.
 func (s *session) first() moldcast.Seq {
+	if s.gone.Len() > 0 {
+		return s.retained()
+	}
 	f := s.facts.Start
 	if s.cov.Len() > 0 {
 		if b := s.cov.Bounds().First; f == 0 || b < f {
@@ -212,6 +218,7 @@ const (
 	lostBlock              // in seg by its seal, but no sound header says so
 	onRecord               // in seg, on record as damaged
 	inHole
+	inPruned
 	beyond
 	below
 )
@@ -230,6 +237,11 @@ type place struct {
 
 // locate finds q. REQUIRES: mu.
 func (s *session) locate(q moldcast.Seq) place {
+	if s.gone.Len() > 0 {
+		if part, gone := s.gone.Cut(moldcast.Range{First: q, Next: ^moldcast.Seq(0)}); gone {
+			return place{where: inPruned, r: part}
+		}
+	}
 	for i := len(s.mem) - 1; i >= 0; i-- {
 		m := s.mem[i]
 		if !m.cov.Bounds().Contains(q) {
@@ -348,6 +360,11 @@ func (s *session) refresh() error {
 		}
 		g := newSegment(n, fs.PathJoin(s.dir, name), id)
 		g.sealed, g.seal, g.fault = s.a.readSeal(g)
+		if !g.sealed {
+			if _, err := fs.Stat(g.dir); isNotExist(err) {
+				continue // pruned after it was listed
+			}
+		}
 		g.sound.Store(g.seal)
 		fresh = append(fresh, g)
 	}
@@ -356,11 +373,18 @@ func (s *session) refresh() error {
 	s.mu.Unlock()
 	damage := s.loadDamage()
 	slices.SortFunc(fresh, func(a, b *segment) int { return a.num - b.num })
+	s.add(fresh, damage)
+	s.findPruned(names)
+	return nil
+}
+
+// add takes up segments and records of damage that were found.
+func (s *session) add(fresh []*segment, damage []damageRecord) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.loaded = time.Now()
 	if s.w != nil {
-		return nil // it was opened for writing meanwhile: nobody else adds anything
+		return // it was opened for writing meanwhile: nobody else adds anything
 	}
 	for _, g := range fresh {
 		if k := slices.IndexFunc(s.segs, func(x *segment) bool { return x.num == g.num }); k >= 0 {
@@ -381,7 +405,6 @@ func (s *session) refresh() error {
 		}
 	}
 	s.takeDamage(damage)
-	return nil
 }
 
 // insert puts g in its place by number. REQUIRES: mu.
@@ -430,6 +453,9 @@ func (s *session) addDurable(r moldcast.Range, g *segment) {
 	}
 	s.cov.Add(r)
 	s.synced.Add(r)
+	if s.gone.Len() > 0 {
+		s.gone.Remove(r)
+	}
 }
 
 // addIndex takes up what an unsealed segment, or one whose seal is damaged,
@@ -455,17 +481,22 @@ func (s *session) addIndex(g *segment, x *index, holes []holeRecord, fills []fil
 	s.facts.merge(f)
 }
 
-// refreshIfDue looks at the directory again where another process may write,
-// and the last look is old.
+// refreshIfDue looks at the directory again where the last look is old:
+// another process may write there, or have pruned.
 func (s *session) refreshIfDue() {
 	s.mu.Lock()
-	due := s.w == nil && time.Since(s.loaded) >= refreshEvery
+	due := time.Since(s.loaded) >= refreshEvery
+	written := s.w != nil
 	if due {
 		s.loaded = time.Now()
 	}
 	s.mu.Unlock()
 	if due {
-		if err := s.refresh(); err != nil {
+		look := s.refresh
+		if written {
+			look = s.refreshPruned
+		}
+		if err := look(); err != nil {
 			s.a.o.Log.Warn("looking for new segments", "session", s.ref, "err", err)
 		}
 	}
@@ -646,12 +677,20 @@ func (s *session) lock(exclusive bool) (io.Closer, error) {
 	return nil, fmt.Errorf("%w: session %v (%s) is being written: stop that first, or only read", ErrLocked, s.ref, s.dir)
 }
 
-// lastSeal is the sum of the newest seal before segment n; empty without one.
-// REQUIRES: mu.
+// lastSeal is the sum of the newest seal before segment n, pruned or not;
+// empty without one. REQUIRES: mu.
 func (s *session) lastSeal(n int) string {
-	var last sealRef
+	last := sealRef{}
 	if s.newest.Segment < n {
 		last = s.newest // it may be missing
+	}
+	for i := len(s.tombs) - 1; i >= 0; i-- {
+		if t := s.tombs[i]; t.Segment < n {
+			if t.Segment > last.Segment {
+				last = sealRef{t.Segment, t.SealSum}
+			}
+			break
+		}
 	}
 	for i := len(s.segs) - 1; i >= 0; i-- {
 		if g := s.segs[i]; g.num < n && g.num >= last.Segment && g.seal != nil {
@@ -659,4 +698,16 @@ func (s *session) lastSeal(n int) string {
 		}
 	}
 	return last.Sum
+}
+
+// lastNumber is the number of the newest segment that there is or was.
+// REQUIRES: mu.
+func (s *session) lastNumber() (n int) {
+	if k := len(s.segs); k > 0 {
+		n = s.segs[k-1].num
+	}
+	if k := len(s.tombs); k > 0 {
+		n = max(n, s.tombs[k-1].Segment)
+	}
+	return n
 }

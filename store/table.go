@@ -17,11 +17,13 @@ import (
 const maxOpenSegments = 64
 
 // table is the sealed segments open for reading, shared by every reader of an
-// archive.
+// archive. While anybody uses one it is leased (see leaser), so that it is not
+// pruned; one that is merely kept open is not.
 type table struct {
-	fs    vfs.FS
-	cache *pebble.Cache
-	log   *slog.Logger
+	fs     vfs.FS
+	leaser leaser
+	cache  *pebble.Cache
+	log    *slog.Logger
 
 	noSalvage bool
 
@@ -40,6 +42,7 @@ type handle struct {
 	err   error
 	refs  int // guarded by the table
 	elem  *list.Element
+	lease useLease
 
 	// Where the store is damaged: db is nil when openErr says why it cannot be
 	// opened, and raw is what its files hold.
@@ -50,10 +53,11 @@ type handle struct {
 }
 
 func newTable(fs vfs.FS, cache *pebble.Cache, log *slog.Logger) *table {
-	return &table{fs: fs, cache: cache, log: log, open: map[*segment]*handle{}}
+	return &table{fs: fs, leaser: leaserOf(fs), cache: cache, log: log, open: map[*segment]*handle{}}
 }
 
-// acquire opens g, or joins who does; release gives it back.
+// acquire opens g, or joins who does; release gives it back. The error wraps
+// errGone where the segment is no longer there.
 func (t *table) acquire(g *segment) (*handle, error) {
 	t.mu.Lock()
 	if t.closed {
@@ -66,8 +70,17 @@ func (t *table) acquire(g *segment) (*handle, error) {
 		t.mu.Unlock()
 		<-h.ready
 		if h.err != nil {
-			t.release(h)
+			t.unref(h)
 			return nil, h.err
+		}
+		if err := h.lease.take(t.fs, t.leaser, g); err != nil {
+			if errors.Is(err, errGone) {
+				t.mu.Lock()
+				t.drop(h)
+				t.mu.Unlock()
+			}
+			t.unref(h)
+			return nil, err
 		}
 		// A reader may have opened g while its writer still had the index.
 		g.idx.CompareAndSwap(nil, h.idx)
@@ -78,7 +91,11 @@ func (t *table) acquire(g *segment) (*handle, error) {
 	t.open[g] = h
 	t.mu.Unlock()
 
-	h.db, h.err = openForRead(g.dir, t.fs, t.cache, t.log.With("segment", g.name))
+	leased := false
+	if h.err = h.lease.take(t.fs, t.leaser, g); h.err == nil {
+		leased = true
+		h.db, h.err = openForRead(g.dir, t.fs, t.cache, t.log.With("segment", g.name))
+	}
 	if h.err == nil {
 		if h.idx, h.err = readIndex(h.db, g.id.Session, nil); h.err == nil {
 			logBadHeaders(t.log, g, h.idx)
@@ -87,7 +104,10 @@ func (t *table) acquire(g *segment) (*handle, error) {
 			h.db = nil
 		}
 	}
-	if h.fallBack(t); h.err == nil {
+	if leased {
+		h.fallBack(t)
+	}
+	if h.err == nil {
 		g.idx.CompareAndSwap(nil, h.idx)
 	}
 	if h.err != nil {
@@ -98,7 +118,10 @@ func (t *table) acquire(g *segment) (*handle, error) {
 	}
 	close(h.ready)
 	if h.err != nil {
-		t.release(h)
+		if leased {
+			h.lease.give()
+		}
+		t.unref(h)
 		return nil, h.err
 	}
 	t.trim()
@@ -106,6 +129,11 @@ func (t *table) acquire(g *segment) (*handle, error) {
 }
 
 func (t *table) release(h *handle) {
+	h.lease.give()
+	t.unref(h)
+}
+
+func (t *table) unref(h *handle) {
 	t.mu.Lock()
 	h.refs--
 	gone := h.refs == 0 && h.elem == nil && h.err == nil

@@ -137,7 +137,8 @@ type checked struct {
 	ref    Ref
 	s      *session
 	segs   []*checkedSegment
-	newest sealRef // by session.json
+	newest sealRef      // by session.json
+	tombs  []*tombstone // of segments that are gone, by number
 
 	// Under the lock of the verification:
 	raw    gap.Set            // what is found in the files of segments whose store does not give it
@@ -310,6 +311,9 @@ func (v *verification) list(r Ref) (*checked, error) {
 		v.fault(c, n.String(), moldcast.Range{}, "%v", errAbsent)
 	}
 	for _, name := range names {
+		if n, ok := parsePrunedName(name); ok && !slices.Contains(names, segmentName(n)) {
+			v.tombstone(c, n)
+		}
 		n, ok := parseSegmentName(name)
 		if !ok {
 			continue
@@ -335,6 +339,44 @@ func (v *verification) list(r Ref) (*checked, error) {
 	return c, nil
 }
 
+// tombstone checks what was kept of a pruned segment.
+func (v *verification) tombstone(c *checked, n int) {
+	t, err := c.s.readTombstone(n)
+	if err != nil {
+		v.fault(c, segmentName(n), moldcast.Range{}, "pruned: %v", err)
+		return
+	}
+	c.tombs = append(c.tombs, t)
+	if _, err := c.s.readLeaves(t); err != nil {
+		v.fault(c, segmentName(n), moldcast.Range{}, "pruned: its leaves of the content hash: %v", err)
+	}
+}
+
+// chain checks that every seal, of a pruned segment too, names the one before.
+func (v *verification) chain(c *checked) {
+	type link struct {
+		num       int
+		prev, sum string
+	}
+	var links []link
+	for _, s := range c.segs {
+		if s.seal != nil {
+			links = append(links, link{s.g.num, s.seal.Prev, s.seal.Sum})
+		}
+	}
+	for _, t := range c.tombs {
+		links = append(links, link{t.Segment, t.Prev, t.SealSum})
+	}
+	slices.SortFunc(links, func(x, y link) int { return x.num - y.num })
+	prev := ""
+	for _, l := range links {
+		if l.prev != prev {
+			v.fault(c, segmentName(l.num), moldcast.Range{}, "the chain of seals is broken: it names %s before it, there is %s", short(l.prev), short(prev))
+		}
+		prev = l.sum
+	}
+}
+
 func (v *verification) session(ctx context.Context, c *checked) error {
 	// What is not sealed can be read only where nobody writes it.
 	lock, err := c.s.lock(false)
@@ -345,23 +387,18 @@ func (v *verification) session(ctx context.Context, c *checked) error {
 		}
 	}()
 
-	prev := ""
-	for i, s := range c.segs {
+	for _, s := range c.segs {
 		if s.sealErr != nil {
 			v.fault(c, segmentName(s.g.num), moldcast.Range{}, "%v", s.sealErr)
 		}
 		if s.seal == nil {
 			continue
 		}
-		// A first seal may name one that was pruned.
-		if first := i == 0 && s.g.num > 1; s.seal.Prev != prev && !first {
-			v.fault(c, segmentName(s.g.num), moldcast.Range{}, "the chain of seals is broken: it names %s before it, there is %s", short(s.seal.Prev), short(prev))
-		}
-		prev = s.seal.Sum
 		if s.g.num == c.newest.Segment && s.seal.Sum != c.newest.Sum {
 			v.fault(c, segmentName(s.g.num), moldcast.Range{}, "its seal is not the one that %s names: %s, there %s", sessionFile, short(s.seal.Sum), short(c.newest.Sum))
 		}
 	}
+	v.chain(c)
 	var open, sealed []*checkedSegment
 	for _, s := range c.segs {
 		if s.sealed {
@@ -433,6 +470,11 @@ func (v *verification) segment(ctx context.Context, c *checked, s *checkedSegmen
 	h, err := v.a.table.acquire(s.g)
 	if !s.sealed && s.g.notMade(v.a.o.FS, err) {
 		return
+	}
+	if errors.Is(err, errGone) {
+		if t, e := c.s.readTombstone(s.g.num); e == nil && s.seal != nil && t.SealSum == s.seal.Sum {
+			return // pruned after it was listed
+		}
 	}
 	if err != nil {
 		if s.seal != nil && len(s.seal.Coverage) > 0 {

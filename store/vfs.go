@@ -2,7 +2,6 @@ package store
 
 import (
 	"errors"
-	"fmt"
 	"io"
 	"os"
 	"sync"
@@ -11,7 +10,6 @@ import (
 	"time"
 
 	"github.com/cockroachdb/pebble/v2/vfs"
-	"golang.org/x/sys/unix"
 )
 
 // sealedFS shows a file system to readers of sealed segments: nothing can be
@@ -239,26 +237,9 @@ func lockerOf(fs vfs.FS) locker {
 type flocker struct{}
 
 func (flocker) lock(dir string, exclusive bool) (io.Closer, error) {
-	f, err := os.Open(dir)
+	f, err := flockPath(dir, exclusive)
 	if err != nil {
-		return nil, err
-	}
-	how := unix.LOCK_SH
-	if exclusive {
-		how = unix.LOCK_EX
-	}
-	for {
-		err = unix.Flock(int(f.Fd()), how|unix.LOCK_NB)
-		if err != unix.EINTR {
-			break
-		}
-	}
-	if err != nil {
-		f.Close()
-		if err == unix.EWOULDBLOCK {
-			return nil, errHeld
-		}
-		return nil, fmt.Errorf("flock %s: %w", dir, err)
+		return nil, err // not f: a nil *os.File is no nil io.Closer
 	}
 	return f, nil
 }

@@ -60,7 +60,17 @@ func (v *View) Coverage() []moldcast.Range {
 	s := v.s
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return append([]moldcast.Range(nil), s.cov.Ranges()...)
+	return append([]moldcast.Range(nil), s.heldRanges()...)
+}
+
+// Pruned is what was held and retention removed: ranges in order. None of it
+// is a hole.
+func (v *View) Pruned() []moldcast.Range {
+	s := v.s
+	s.refreshIfDue()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return append([]moldcast.Range(nil), s.gone.Ranges()...)
 }
 
 // Holes is what is missing between first and head, and of an ended session up
@@ -76,7 +86,8 @@ func (v *View) Holes() []moldcast.Hole {
 // framed as on the wire, that take up to size bytes; a first message that
 // alone is larger is appended alone. It goes across blocks and pieces. n is
 // how many; 0 only with an error: *moldcast.HoleError at a hole, ErrBeyond at
-// or beyond the head, ErrBelow before the first, *CorruptError where the disk
+// or beyond the head, ErrBelow before the first, *PrunedError where it was
+// pruned, *CorruptError where the disk
 // gave a block back wrong, and, unless cold, ErrCold where a block must be
 // read from disk. Without such a read it does not allocate beyond dst.
 func (v *View) Append(dst []byte, first moldcast.Seq, count, size int, cold bool) (out []byte, n int, err error) {
@@ -110,6 +121,9 @@ func (v *View) Append(dst []byte, first moldcast.Seq, count, size int, cold bool
 			b := v.s.a.cache.get(k)
 			if b == nil && cold {
 				if b, err = v.s.a.cache.load(v.s.a.table, k); err != nil {
+					if errors.Is(err, errGone) && s.vanished(p.seg) {
+						continue
+					}
 					s.damaged(p.seg, p.blk.first, p.r, err)
 					return v.stop(out, n, p.seg.corrupt(p.r, err))
 				}
@@ -129,6 +143,9 @@ func (v *View) Append(dst []byte, first moldcast.Seq, count, size int, cold bool
 		}
 		if p.where == inSegment && cold {
 			if _, err := p.seg.loadIndex(v.s.a.table); err != nil {
+				if errors.Is(err, errGone) && s.vanished(p.seg) {
+					continue
+				}
 				s.damagedSegment(p.seg, err)
 				return v.stop(out, n, p.seg.corrupt(p.r, err))
 			}
@@ -176,6 +193,8 @@ func (v *View) cannot(p place, hole moldcast.Hole) error {
 		return &moldcast.HoleError{Hole: hole}
 	case below:
 		return ErrBelow
+	case inPruned:
+		return &PrunedError{Range: p.r}
 	}
 	v.s.refreshIfDue()
 	return ErrBeyond
@@ -232,13 +251,17 @@ func (v *View) SeqAt(t moldcast.Stamp) moldcast.Seq {
 		switch {
 		case p.where == beyond:
 			return head
-		case skip, p.where == inHole, p.where == lostBlock, p.where == onRecord, p.where == below:
+		case skip, p.where == inHole, p.where == lostBlock, p.where == onRecord, p.where == below, p.where == inPruned:
 		case p.where == inSegment:
-			if _, err := p.seg.loadIndex(s.a.table); err == nil {
+			_, err := p.seg.loadIndex(s.a.table)
+			if err == nil || errors.Is(err, errGone) && s.vanished(p.seg) {
 				continue
 			}
 		case p.times.Max >= t:
 			b, err := s.a.cache.load(s.a.table, blockKey{p.seg, p.blk.first})
+			if errors.Is(err, errGone) && s.vanished(p.seg) {
+				continue
+			}
 			if err != nil {
 				return q
 			}

@@ -374,7 +374,7 @@ func (w *Writer) record(h holeRecord) {
 }
 
 // Compare compares m with what is stored from first on, message by message;
-// what is not held agrees with anything. differs says that conflictAt, the
+// what is not held, or was pruned, agrees with anything. differs says that conflictAt, the
 // first that does, holds other bytes. Errors are those of reading.
 func (w *Writer) Compare(first moldcast.Seq, m moldcast.Messages) (conflictAt moldcast.Seq, differs bool, err error) {
 	v := newView(w.s)
@@ -383,6 +383,10 @@ func (w *Writer) Compare(first moldcast.Seq, m moldcast.Messages) (conflictAt mo
 	for !r.Empty() {
 		w.s.mu.Lock()
 		part, held := w.s.cov.Cut(r)
+		if held && w.s.gone.Len() > 0 {
+			p, gone := w.s.gone.Cut(part)
+			part, held = p, !gone
+		}
 		w.s.mu.Unlock()
 		if !held {
 			_, m = m.Split(int(part.Len()))

@@ -45,6 +45,7 @@ type captureFlags struct {
 	untilEnd       bool
 	endTimeout     time.Duration
 	strict         bool
+	retention      retentionFlags
 }
 
 func newCaptureCmd(e *env) *cobra.Command {
@@ -83,6 +84,7 @@ Prints one JSON object on stdout when it receives ({"event":"ready",…}) and on
 	fs.StringVar(&f.start, "start", "", "where a new session begins, `beginning|live` (default beginning where there is a request server, else live)")
 	fs.BoolVar(&f.untilEnd, "until-end", false, "stop when every session has ended, is repaired and durable")
 	fs.Var(durationValue{&f.endTimeout}, "end-timeout", "stop with exit 1 after this long without a packet; 0: never")
+	f.retention.add(c, "while capturing, and every minute, ")
 	fs.BoolVar(&f.strict, "strict", false, "exit 1 if messages were lost or holes are left")
 	return c
 }
@@ -268,6 +270,9 @@ func runCapture(ctx context.Context, e *env, f *captureFlags) error {
 		return err
 	}
 	defer node.close()
+	if f.retention.asked() {
+		node.background(func(ctx context.Context) error { e.retain(ctx, archive, f.retention.retention()); return nil }, "retention")
+	}
 
 	ready := ready{Event: "ready", Channels: []readyChannel{{Channel: cfg.Channel, Lines: ch.Lines()}}, Retransmit: node.retransmitAddr, HTTP: node.httpAddr}
 	if err := e.printJSON(ready); err != nil {

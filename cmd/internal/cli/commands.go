@@ -16,4 +16,8 @@ var commands = []func(*env) *cobra.Command{
 	newShowCmd,
 	newVerifyCmd,
 	newRepairCmd,
+	newPruneCmd,
+	newHoldCmd,
+	newReleaseCmd,
+	newAuditCmd,
 }

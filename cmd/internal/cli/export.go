@@ -146,6 +146,11 @@ func (e *env) export(ctx context.Context, name string, fl exportFlags) error {
 	if want.Intersect(held).Empty() {
 		return faultf("%s", fl.ranges.nothing(info, held))
 	}
+	lease, err := v.Lease(want)
+	if err != nil {
+		return err
+	}
+	defer lease.Close()
 	out, err := createOutput(fl.output, e.stdout)
 	if err != nil {
 		return err

@@ -298,6 +298,11 @@ func (e *env) replay(c *cobra.Command, args []string, f *replayFlags) (err error
 			empty = append(empty, none)
 			continue
 		}
+		lease, err := s.view.Lease(s.Range)
+		if err != nil {
+			return err
+		}
+		defer lease.Close()
 		streams = append(streams, s)
 	}
 	for ch := range byChannel {

@@ -23,7 +23,8 @@ func newSessionsCmd(e *env) *cobra.Command {
 
 next is one past what is held without a hole, head one past the highest held.
 Of a session that another process captures (state live), what it has sealed is
-listed. A session is open when its End of Session is not on record.`,
+listed. A session is open when its End of Session is not on record. Of one that
+was pruned, first is the first message that is still held.`,
 		Example: "  moldtape sessions --archive /var/lib/moldtape --json",
 		Args:    noArgs,
 		RunE:    func(*cobra.Command, []string) error { return e.sessions() },
@@ -73,10 +74,10 @@ func (e *env) sessions() error {
 		return nil
 	}
 	t := table(e.stdout)
-	row(t, "SESSION", "STATE", "FIRST", "NEXT", "HEAD", "MESSAGES", "HOLES", "RAW", "DISK", "FROM", "TO")
+	row(t, "SESSION", "STATE", "FIRST", "NEXT", "HEAD", "MESSAGES", "HOLES", "RAW", "DISK", "FROM", "TO", "HOLD")
 	for _, s := range list {
 		row(t, s.Ref(), s.State, s.FirstSeq, s.NextSeq, s.HeadSeq, humanize.Comma(int64(s.Messages)), s.Holes,
-			humanize.IBytes(s.BytesRaw), humanize.IBytes(s.BytesDisk), shortTime(s.FirstTime), shortTime(s.LastTime))
+			humanize.IBytes(s.BytesRaw), humanize.IBytes(s.BytesDisk), shortTime(s.FirstTime), shortTime(s.LastTime), yesNo(s.Hold != nil))
 	}
 	return t.Flush()
 }

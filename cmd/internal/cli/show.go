@@ -78,6 +78,12 @@ func (e *env) printDetail(d store.Detail) error {
 	row(t, "bytes", fmt.Sprintf("%s framed, %s on disk", humanize.IBytes(d.BytesRaw), humanize.IBytes(d.BytesDisk)))
 	row(t, "time", fullTime(d.FirstTime)+" .. "+fullTime(d.LastTime))
 	row(t, "recorded", recordedText(d.SegmentList))
+	if d.PrunedMessages > 0 {
+		row(t, "pruned", humanize.Comma(int64(d.PrunedMessages))+" messages")
+	}
+	if d.Hold != nil {
+		row(t, "on hold", fmt.Sprintf("%s (%s, %s)", d.Hold.Reason, d.Hold.By, shortTime(&d.Hold.Time)))
+	}
 	for i, g := range d.Groups {
 		row(t, "line "+string(rune('A'+i)), g)
 	}

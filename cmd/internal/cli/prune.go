@@ -1,0 +1,279 @@
+package cli
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/user"
+	"time"
+
+	"github.com/dustin/go-humanize"
+	"github.com/spf13/cobra"
+
+	"github.com/moldtape/moldtape/store"
+)
+
+// retentionFlags are --keep and --max-bytes; negative values: not given.
+type retentionFlags struct {
+	keep     time.Duration
+	maxBytes int64
+}
+
+// unlimited is the value of --keep or --max-bytes that was not given.
+const unlimited = -1
+
+// add adds the flags; what begins their help.
+func (f *retentionFlags) add(c *cobra.Command, what string) {
+	f.keep, f.maxBytes = unlimited, unlimited
+	c.Flags().Var(optional{durationValue{&f.keep}, func() bool { return f.keep < 0 }}, "keep", what+"remove segments that were sealed this long ago, like 90d")
+	c.Flags().Var(optional{sizeValue{&f.maxBytes}, func() bool { return f.maxBytes < 0 }}, "max-bytes", what+"remove the oldest segments until the archive takes at most this much")
+}
+
+// optional is a value that has no default.
+type optional struct {
+	value
+	unset func() bool
+}
+
+type value interface {
+	String() string
+	Set(string) error
+	Type() string
+}
+
+func (o optional) String() string {
+	if o.unset == nil || o.unset() {
+		return ""
+	}
+	return o.value.String()
+}
+
+func (f *retentionFlags) asked() bool { return f.keep >= 0 || f.maxBytes >= 0 }
+
+func (f *retentionFlags) retention() store.Retention {
+	return store.Retention{Keep: f.keep, MaxBytes: f.maxBytes}
+}
+
+func newPruneCmd(e *env) *cobra.Command {
+	var f retentionFlags
+	var dryRun bool
+	c := &cobra.Command{
+		Use:   "prune --keep DUR | --max-bytes SIZE",
+		Short: "Remove the oldest sealed segments, by age or size",
+		Long: `Remove whole sealed segments, the oldest first, by the time at which they were
+sealed: those older than --keep, then more until the archive takes at most
+--max-bytes. What is on hold is never removed; what is being read is left, and
+said. A capture may go on meanwhile. Sequences and content hashes of what was
+removed are kept: the session continues where it was, nothing of it is asked
+for again, and verify --root prints the same. Each removal is in the audit log,
+before and after.`,
+		Example: "  moldtape prune --keep 90d --max-bytes 2TB --dry-run --archive /var/lib/moldtape",
+		Args:    noArgs,
+		RunE: func(c *cobra.Command, _ []string) error {
+			if !f.asked() {
+				return usagef("prune: want --keep DUR, like 90d, or --max-bytes SIZE, like 500GiB, or both")
+			}
+			return e.prune(c.Context(), f.retention(), dryRun)
+		},
+	}
+	f.add(c, "")
+	c.Flags().BoolVar(&dryRun, "dry-run", false, "only say what would be removed")
+	e.addArchive(c)
+	e.addJSON(c, "one JSON document on stdout")
+	return c
+}
+
+func (e *env) prune(ctx context.Context, r store.Retention, dryRun bool) error {
+	a, err := e.openArchive()
+	if err != nil {
+		return err
+	}
+	defer a.Close()
+	rep, err := a.Prune(ctx, r, dryRun, who())
+	if e.json {
+		if perr := e.printJSON(rep); err == nil {
+			err = perr
+		}
+		return interrupted(ctx, err)
+	}
+	if len(rep.Items) > 0 {
+		t := table(e.stdout)
+		row(t, "SESSION", "SEGMENT", "FIRST", "LAST", "DISK", "SEALED", "WHY", "REMOVED")
+		for _, i := range rep.Items {
+			done := yesNo(i.Removed)
+			if i.Left != "" {
+				done += ": " + i.Left
+			}
+			row(t, i.Session, i.Segment, i.FirstSeq, i.LastSeq, humanize.IBytes(i.Bytes), shortTime(&i.Sealed), i.Reason, done)
+		}
+		if perr := t.Flush(); err == nil {
+			err = perr
+		}
+	}
+	for _, s := range rep.Held {
+		fmt.Fprintf(e.stderr, "%s is on hold\n", s)
+	}
+	for _, s := range rep.Unreadable {
+		fmt.Fprintf(e.stderr, "%s has a damaged seal and is never removed\n", s)
+	}
+	if dryRun {
+		fmt.Fprintf(e.stderr, "%d segments would be removed: %s before, %s after\n", len(rep.Items), humanize.IBytes(rep.BytesBefore), humanize.IBytes(rep.BytesAfter))
+	} else {
+		fmt.Fprintf(e.stderr, "%d segments removed, %d left: %s before, %s after\n", rep.Removed, rep.Left, humanize.IBytes(rep.BytesBefore), humanize.IBytes(rep.BytesAfter))
+	}
+	return interrupted(ctx, err)
+}
+
+// retainEvery is how often a capture node applies its retention.
+const retainEvery = time.Minute
+
+// retain applies r to the archive, now and every minute, until ctx is done.
+func (e *env) retain(ctx context.Context, a *store.Archive, r store.Retention) {
+	tick := time.NewTicker(retainEvery)
+	defer tick.Stop()
+	for {
+		rep, err := a.Prune(ctx, r, false, who())
+		switch {
+		case ctx.Err() != nil:
+			return
+		case err != nil:
+			e.log.Error("retention failed; it is tried again", "err", err)
+		case rep.Removed > 0 || rep.Left > 0:
+			e.log.Info("retention", "removed", rep.Removed, "left", rep.Left, "bytes_before", rep.BytesBefore, "bytes_after", rep.BytesAfter)
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+		}
+	}
+}
+
+// who is user@host, for the audit log.
+func who() string {
+	name := os.Getenv("USER")
+	if u, err := user.Current(); err == nil {
+		name = u.Username
+	}
+	host, err := os.Hostname()
+	if err != nil || host == "" {
+		return name
+	}
+	return name + "@" + host
+}
+
+func newHoldCmd(e *env) *cobra.Command {
+	return e.holdCmd("hold", "Keep a session from being pruned, until it is released",
+		"Nothing of a session on hold is ever removed by prune, or by the retention of a\ncapture node. The hold is shown by sessions and show, and is in the audit log.",
+		"  moldtape hold itch/000007525B --reason 'case 2026-17' --archive /var/lib/moldtape",
+		(*store.Archive).Hold)
+}
+
+func newReleaseCmd(e *env) *cobra.Command {
+	return e.holdCmd("release", "End the hold of a session",
+		"The session may be pruned again. It is in the audit log.",
+		"  moldtape release itch/000007525B --reason 'case closed' --archive /var/lib/moldtape",
+		(*store.Archive).Release)
+}
+
+func (e *env) holdCmd(name, short, long, example string, do func(a *store.Archive, r store.Ref, reason, by string) error) *cobra.Command {
+	var reason string
+	c := &cobra.Command{
+		Use: name + " SESSION --reason TEXT", Short: short, Long: long, Example: example,
+		Args: func(_ *cobra.Command, args []string) error {
+			if len(args) != 1 {
+				return usagef("%s: want one SESSION, like CHANNEL/SESSION; `moldtape sessions` lists them", name)
+			}
+			return nil
+		},
+		RunE: func(_ *cobra.Command, args []string) error {
+			if reason == "" || len(reason) > store.MaxReason {
+				return usagef("--reason: want a text of 1 to %d bytes", store.MaxReason)
+			}
+			a, err := e.openArchive()
+			if err != nil {
+				return err
+			}
+			defer a.Close()
+			ref, err := a.Find(args[0])
+			if err != nil {
+				return err
+			}
+			return do(a, ref, reason, who())
+		},
+	}
+	c.Flags().StringVar(&reason, "reason", "", "why, for the audit log: `TEXT`")
+	e.addArchive(c)
+	return c
+}
+
+func newAuditCmd(e *env) *cobra.Command {
+	c := &cobra.Command{
+		Use:   "audit",
+		Short: "Print the audit log and check its chain",
+		Long: `Print what was removed, put on hold and released, with who, when and why. Each
+line of audit.log has the SHA-256 of the line before: with one that was changed,
+removed or put in, the first broken line is named and the exit code is 1. That
+lines are missing at the end it cannot show: keep its last line elsewhere.`,
+		Example: "  moldtape audit --archive /var/lib/moldtape --json",
+		Args:    noArgs,
+		RunE:    func(*cobra.Command, []string) error { return e.audit() },
+	}
+	e.addArchive(c)
+	e.addJSON(c, "one JSON document on stdout")
+	return c
+}
+
+func (e *env) audit() error {
+	a, err := e.openArchive()
+	if err != nil {
+		return err
+	}
+	defer a.Close()
+	entries, torn, err := a.AuditLog()
+	var broken *store.AuditError
+	if err != nil && !errors.As(err, &broken) {
+		return err
+	}
+	if torn {
+		fmt.Fprintln(e.stderr, "behind the last line lies one that a crash cut short before it was confirmed; the next one replaces it")
+	}
+	if e.json {
+		out := struct {
+			Entries    []store.AuditEntry `json:"entries"`
+			OK         bool               `json:"ok"`
+			BrokenLine int                `json:"broken_line,omitempty"`
+			Problem    string             `json:"problem,omitempty"`
+		}{Entries: entries, OK: broken == nil}
+		if entries == nil {
+			out.Entries = []store.AuditEntry{}
+		}
+		if broken != nil {
+			out.BrokenLine, out.Problem = broken.Line, broken.Problem
+		}
+		if err := e.printJSON(out); err != nil {
+			return err
+		}
+	} else if len(entries) > 0 {
+		t := table(e.stdout)
+		row(t, "TIME", "EVENT", "SESSION", "SEGMENT", "FIRST", "LAST", "BY", "REASON")
+		for _, x := range entries {
+			first, last := "", ""
+			if x.FirstSeq != 0 {
+				first, last = fmt.Sprint(uint64(x.FirstSeq)), fmt.Sprint(uint64(x.LastSeq))
+			}
+			row(t, shortTime(&x.Time), x.Event, x.Session, x.Segment, first, last, x.By, x.Reason)
+		}
+		if err := t.Flush(); err != nil {
+			return err
+		}
+	}
+	if broken != nil {
+		return faultf("%v", broken)
+	}
+	if !e.json {
+		fmt.Fprintf(e.stderr, "%d lines: the chain is whole\n", len(entries))
+	}
+	return nil
+}
