@@ -57,3 +57,35 @@ func TestExportLostTail(t *testing.T) {
 		t.Errorf("exit %d, %s", code, errs)
 	}
 }
+
+// Beside a capture, what is read ends where it is sealed, and that is said.
+func TestReadBesideCapture(t *testing.T) {
+	ar := archiveDir(t)
+	importJSON(t, ar, 0, captureFile(t, "a.pcap", dataTo(lineA, 1, 1, 3)))
+	a, err := store.Open(ar, store.DefaultOptions())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer a.Close()
+	ref, err := a.Find("S")
+	if err != nil {
+		t.Fatal(err)
+	}
+	w, err := a.Writer(ref.Channel, ref.Session, ref.Take)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer w.Close()
+	if _, err := w.Append(moldcast.Piece{First: 4, Msgs: moldcast.MessagesOf(moldcast.AppendMessage(nil, []byte("m4")), 1), Time: t0, Heard: t0}); err != nil {
+		t.Fatal(err)
+	}
+	want := "S is being captured: read up to its sealed end 3\n"
+	code, out, errs := runCLI(t, ar, "export", "S", "-o", "-", "--format", "raw")
+	if code != 0 || out != "m1m2m3" || !strings.Contains(errs, want) {
+		t.Errorf("export: exit %d, %q, %s", code, out, errs)
+	}
+	code, _, errs = runCLI(t, ar, "replay", "S", "--group", "127.0.0.1:9", "--speed", "max", "--linger", "0s")
+	if code != 0 || !strings.Contains(errs, want) {
+		t.Errorf("replay: exit %d, %s", code, errs)
+	}
+}
