@@ -424,6 +424,13 @@ func (m *holeMap) put(h holeRecord) {
 		in[k].First = h.Next
 		k++
 	}
+	if by := j - i - k; by > 0 && i < len(m.recs)-j {
+		// Holes are mostly filled from the front, of many: what is before is moved.
+		copy(m.recs[by:], m.recs[:i])
+		m.recs = m.recs[by:]
+		copy(m.recs[i:], in[:k])
+		return
+	}
 	m.recs = slices.Replace(m.recs, i, j, in[:k]...)
 }
 
