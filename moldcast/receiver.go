@@ -1,8 +1,10 @@
 package moldcast
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/moldtape/moldtape/moldcast/gap"
@@ -12,7 +14,9 @@ import (
 const DefaultBufferBytes = 64 << 20
 
 // A sequence farther than MaxJump beyond the head is believed only when a
-// second packet fits it within JumpWait: between it and it + MaxJump.
+// second packet fits it within JumpWait: between it and it + MaxJump. So is the
+// first packet of all, which a second one of its session has to be that near
+// to, before it or behind.
 const (
 	MaxJump  = 100_000
 	JumpWait = 2 * time.Second
@@ -21,11 +25,12 @@ const (
 // ReceiverConfig configures a Receiver. The callbacks are called by Offer,
 // OfferAnswer and Poll, and must not call the Receiver; a nil one is not called.
 type ReceiverConfig struct {
-	// Session is the session to receive; nil: that of the first packet.
+	// Session is the session to receive; nil: that of the first two packets.
 	Session *Session
 
 	// From is the first sequence wanted; what was sent of it before the first
-	// packet heard is a gap like any other. 0: from the first packet heard on.
+	// packet heard is a gap like any other. 0: from the first packet heard on,
+	// which waits for the second: a heartbeat at the latest.
 	From Seq
 
 	// Gap sets lines, servers, timers and bounds. GiveUp is implied: what is not
@@ -94,10 +99,22 @@ type Receiver struct {
 
 	hasEnd, done bool
 	end          Seq
+	high         Seq // one past the highest message taken
+	claimed      gap.Claim
 
 	jump  jump
+	first []opening // packets that wait for a second one
 	stats ReceiverStats
 }
+
+// opening is a packet that may be the first of the session.
+type opening struct {
+	jump
+	session Session
+}
+
+// maxOpenings bounds the packets that wait for a second one.
+const maxOpenings = 8
 
 // jump is a packet that is too far ahead to be believed yet.
 type jump struct {
@@ -120,7 +137,7 @@ type ReceiverStats struct {
 	Lost       uint64 `json:"lost"`         // messages given up
 	NAKSent    uint64 `json:"nak_sent"`     // requests
 
-	Stale    uint64 `json:"-"` // messages given up before they came, below the start, or after the end
+	Stale    uint64 `json:"-"` // messages given up before they came, or held for all that is known, below the start, or after the end
 	Unasked  uint64 `json:"-"` // messages of answers that were neither missing nor held
 	Dropped  uint64 `json:"-"` // messages that found the buffer or the table of gaps full
 	Buffered uint64 `json:"-"` // messages that wait now
@@ -194,18 +211,82 @@ func (r *Receiver) Offer(now Instant, line int, datagram []byte) {
 		r.stats.Malformed++
 		return
 	}
-	if !r.named {
-		r.session, r.named = p.Session, true
-	}
-	if p.Session != r.session {
+	if r.named && p.Session != r.session {
 		r.stats.WrongSession++
 		return
 	}
+	if !r.named || !r.started {
+		if r.open(now, line, p, datagram) {
+			r.offer(now, line, p, datagram)
+		}
+		return
+	}
+	r.offer(now, line, p, datagram)
+}
+
+// open holds a packet until another of its session is near it: a single one,
+// forged, must not say where the session begins, nor which one it is. Then
+// those that are near are processed, lowest first, and it reports true.
+func (r *Receiver) open(now Instant, line int, p Packet, datagram []byte) bool {
+	r.expireOpenings(now)
+	near := func(o *opening) bool {
+		d := max(o.first, p.First) - min(o.first, p.First)
+		return o.session == p.Session && d <= MaxJump
+	}
+	start, found := p.First, false
+	for i := range r.first {
+		if near(&r.first[i]) {
+			start, found = min(start, r.first[i].first), true
+		}
+	}
+	if !found {
+		if len(r.first) == maxOpenings {
+			r.unconfirmed(&r.first[0])
+			r.first = slices.Delete(r.first, 0, 1)
+		}
+		r.first = append(r.first, opening{
+			jump{held: true, at: now, line: line, first: p.First, data: slices.Clone(datagram)}, p.Session,
+		})
+		return false
+	}
+	r.session, r.named = p.Session, true
 	if !r.started {
 		r.started = true
-		r.m.Start(p.First)
-		r.at = p.First
+		r.m.Start(start)
+		r.at = start
 	}
+	slices.SortStableFunc(r.first, func(x, y opening) int { return cmp.Compare(x.first, y.first) })
+	for i := range r.first {
+		o := &r.first[i]
+		if !near(o) {
+			r.unconfirmed(o)
+			continue
+		}
+		p, _ := Parse(o.data)
+		r.offer(now, o.line, p, o.data)
+	}
+	r.first = nil
+	return true
+}
+
+// unconfirmed counts a packet that no second one was near.
+func (r *Receiver) unconfirmed(o *opening) {
+	if r.named && o.session != r.session {
+		r.stats.WrongSession++
+		return
+	}
+	r.stats.Implausible++
+}
+
+func (r *Receiver) expireOpenings(now Instant) {
+	for len(r.first) > 0 && now-r.first[0].at > Instant(JumpWait) {
+		r.unconfirmed(&r.first[0])
+		r.first = slices.Delete(r.first, 0, 1)
+	}
+}
+
+// offer takes a packet of the session, which has begun.
+func (r *Receiver) offer(now Instant, line int, p Packet, datagram []byte) {
 	if head := r.m.Head(); p.First > head && p.First-head > MaxJump && !r.plausible(now, line, p.First, datagram) {
 		return
 	}
@@ -239,6 +320,9 @@ func (r *Receiver) process(now Instant, line int, p Packet) {
 	}
 	rng := p.Range()
 	r.m.Passed(now, line, rng)
+	if r.claimed.Hear(now, p.Kind != Data, rng, r.m.Head(), gap.ClaimTime) && r.high <= p.First {
+		r.withdraw(p)
+	}
 	switch p.Kind {
 	case Data:
 		// Whoever goes on has not ended.
@@ -256,6 +340,18 @@ func (r *Receiver) process(now Instant, line int, p Packet) {
 		}
 	}
 	r.checkEnd()
+}
+
+// withdraw takes back what a single heartbeat or end has revealed, and others
+// have denied ever since. What of it was reported lost already stays so, and is
+// no obstacle to the end.
+func (r *Receiver) withdraw(p Packet) {
+	if r.m.Withdraw(p.First) {
+		r.lost.Remove(Range{First: p.First, Next: ^Seq(0)})
+	}
+	if r.hasEnd = p.Kind == End; r.hasEnd {
+		r.end = p.First
+	}
 }
 
 // OfferAnswer takes a datagram from a server that was asked, 0..Servers-1.
@@ -297,7 +393,7 @@ func (r *Receiver) take(now Instant, line int, rng Range, msgs Messages) {
 		case gap.Duplicate:
 			r.stats.Duplicates += n
 			continue
-		case gap.Stale, gap.Below:
+		case gap.Stale, gap.Below, gap.Forgotten:
 			r.stats.Stale += n
 			continue
 		case gap.InOrder, gap.Ahead:
@@ -315,6 +411,7 @@ func (r *Receiver) take(now Instant, line int, rng Range, msgs Messages) {
 			r.stats.Dropped += n
 			continue
 		}
+		r.high = max(r.high, sub.Next)
 		if v == gap.Fill && sub.First == next && r.m.Stats().MessagesRecovered == recovered {
 			r.stats.OutOfOrder += uint64(r.m.Next() - sub.Next)
 		}
@@ -380,6 +477,7 @@ func (r *Receiver) checkEnd() {
 // Poll gives the next request that is due, and the server to send it to; call
 // it until it says false. It reports what is lost.
 func (r *Receiver) Poll(now Instant) (req Request, server int, ok bool) {
+	r.expireOpenings(now)
 	if r.jump.held && now-r.jump.at > Instant(JumpWait) {
 		r.jump.held = false
 		r.stats.Implausible++
@@ -413,8 +511,11 @@ func (r *Receiver) Poll(now Instant) (req Request, server int, ok bool) {
 // time in the past means now.
 func (r *Receiver) Deadline() Instant {
 	d := gap.Never
+	if len(r.first) > 0 {
+		d = r.first[0].at + Instant(JumpWait) + 1
+	}
 	if r.jump.held {
-		d = r.jump.at + Instant(JumpWait) + 1
+		d = min(d, r.jump.at+Instant(JumpWait)+1)
 	}
 	if r.started && !r.done {
 		d = min(d, r.m.Deadline())

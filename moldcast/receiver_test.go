@@ -316,6 +316,10 @@ func TestReceiverJumpIsForgotten(t *testing.T) {
 			t.Fatal("a place before the first packet")
 		}
 		r.Offer(0, 0, dataPacket(testSession, Range{First: 1, Next: 2}))
+		if _, ok := r.Session(); ok || r.Head() != 0 {
+			t.Fatal("a place after one packet")
+		}
+		r.Offer(0, 0, AppendHeader(nil, testSession, 2, 0))
 		r.Offer(1, 0, dataPacket(testSession, Range{First: 1_000_000, Next: 1_000_010}))
 		r.Offer(1+Instant(wait), 0, dataPacket(testSession, Range{First: 1_000_020, Next: 1_000_021}))
 		if s, ok := r.Session(); r.Head() != want || r.Next() != 2 || s != testSession || !ok {

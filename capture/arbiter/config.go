@@ -152,7 +152,7 @@ func (c *Config) EnsureDefaults() {
 	set(&l.Sessions, 256)
 	set(&l.Compared, 1<<20)
 	set(&l.StartWindow, 100*time.Millisecond)
-	set(&l.Withdraw, 3*time.Second)
+	set(&l.Withdraw, gap.ClaimTime)
 	set(&l.Grace, time.Minute)
 	set(&l.OpenRetry, 100*time.Millisecond)
 	set(&l.OpenRetryMax, 10*time.Second)

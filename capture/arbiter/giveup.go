@@ -69,42 +69,17 @@ func (a *Arbiter) forgotten(now moldcast.Instant, stamp moldcast.Stamp, line int
 	}
 }
 
-// claim is what heartbeats and ends say again and again, though one that
-// nothing bears out has said more.
-type claim struct {
-	next  moldcast.Seq
-	since moldcast.Instant
-	times int
-}
-
-// claimTimes is how often it must be said.
-const claimTimes = 3
-
 // claim takes note of where a packet of a line ends. What heartbeats or ends
 // alone have revealed is withdrawn once others have said for Limits.Withdraw
-// that the session ends below it, with no word from anyone to the contrary:
-// one forged packet would else keep an end that is true from ever being
-// accepted. What is stored is never withdrawn, nor what lies below it.
+// that the session ends below it, with no word from anyone to the contrary.
+// What is stored is never withdrawn, nor what lies below it.
 func (a *Arbiter) claim(now moldcast.Instant, s *Session, kind moldcast.Kind, r moldcast.Range) {
-	c := &s.claimed
-	switch {
-	case kind == moldcast.Data || r.First >= s.m.Head():
-		if r.Next > c.next {
-			c.times = 0
-		}
-		return
-	case c.times == 0 || c.next != r.First:
-		*c = claim{next: r.First, since: now, times: 1}
+	if !s.claimed.Hear(now, kind != moldcast.Data, r, s.m.Head(), a.cfg.Limits.Withdraw) || !s.m.Withdraw(r.First) {
 		return
 	}
-	c.times++
-	if c.times < claimTimes || now-c.since < moldcast.Instant(a.cfg.Limits.Withdraw) || !s.m.Withdraw(c.next) {
-		return
-	}
-	s.missing.cut(c.next)
-	s.asked.Remove(moldcast.Range{First: c.next, Next: ^moldcast.Seq(0)})
-	if s.hasEnd && s.end > c.next {
+	s.missing.cut(r.First)
+	s.asked.Remove(moldcast.Range{First: r.First, Next: ^moldcast.Seq(0)})
+	if s.hasEnd && s.end > r.First {
 		s.hasEnd, s.ended = false, false
 	}
-	c.times = 0
 }

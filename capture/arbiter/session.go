@@ -96,7 +96,7 @@ type Session struct {
 	parked  int    // packets of its tracks that wait for a comparison
 	forks   []moldcast.Instant
 	past    *past
-	claimed claim
+	claimed gap.Claim
 }
 
 // Name is the name of s on the wire.

@@ -247,7 +247,7 @@ func TestSubscriberStops(t *testing.T) {
 		}))
 		var buf [64]byte
 		b := moldcast.AppendMessage(moldcast.AppendHeader(nil, testSession, 1, 1), message(buf[:], 0))
-		must[int](t)(out.Send([][]byte{b, {}, b[:25], make([]byte, 3000)}))
+		must[int](t)(out.Send([][]byte{b, moldcast.AppendHeader(nil, testSession, 2, 0), {}, b[:25], make([]byte, 3000)}))
 		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 		defer cancel()
 		if err := sub.Run(ctx); err != nil {
