@@ -1,7 +1,6 @@
 package capture
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -25,6 +24,8 @@ const (
 
 	stopQuiet = 20 * time.Millisecond
 	stopLimit = time.Second
+
+	lookEvery = 500 * time.Millisecond // how the archive does
 
 	flushTries = 500 // of 10 ms: how long a stop waits for room in the store
 	flushPause = 10 * time.Millisecond
@@ -54,12 +55,17 @@ type Channel struct {
 	closing sync.WaitGroup
 	mu      struct {
 		sync.Mutex
-		recent []SessionStatus // sessions that were closed
-		failed error           // the first failure to close one
+		recent       []SessionStatus // sessions that were closed
+		failed       error           // the first failure to close one
+		closeTrouble Trouble         // that
 	}
 
 	writeAlarm, openAlarm, holeAlarm moldcast.Instant // when each may be logged again
-	quietHoles                       uint64           // on record since the last that was logged
+
+	openTrouble Trouble // a session cannot be opened
+	lastStorage Storage // what was logged
+	nextLook    moldcast.Instant
+	quietHoles  uint64 // on record since the last that was logged
 }
 
 // tap is a socket that one or more lines are heard on.
@@ -176,7 +182,7 @@ func (c *Channel) Run(ctx context.Context) (Status, error) {
 	}
 	// What waited becomes islands. A full store takes them as it gets room; one
 	// that gets none leaves them missing, to be repaired by the next capture.
-	for i := 0; !c.arb.Flush(c.clock.Now()) && i < flushTries; i++ {
+	for i := 0; !c.arb.Flush(c.clock.Now()) && i < flushTries && !c.storage().Degraded(); i++ {
 		<-time.After(flushPause)
 	}
 	for _, s := range c.arb.Sessions() {
@@ -229,7 +235,11 @@ func (c *Channel) Close() { c.closeSockets() }
 func (c *Channel) Status(ctx context.Context) (Status, error) {
 	got := make(chan Status, 1)
 	select {
-	case c.ask <- func() { got <- c.status() }:
+	case c.ask <- func() {
+		st := c.status()
+		c.look(st.Storage) // what was shown is in the log
+		got <- st
+	}:
 		return <-got, nil
 	case <-c.ended:
 		return Status{}, errors.New("channel " + c.cfg.Channel + " has stopped")
@@ -256,6 +266,10 @@ func (c *Channel) engine(ctx context.Context) error {
 		}
 		if err := c.failed(); err != nil {
 			return err
+		}
+		if now >= c.nextLook {
+			c.nextLook = now + moldcast.Instant(lookEvery)
+			c.look(c.storage())
 		}
 		if busy {
 			select {
@@ -284,7 +298,7 @@ func (c *Channel) engine(ctx context.Context) error {
 
 // sleep is how long the engine may sleep if nothing arrives.
 func (c *Channel) sleep(now moldcast.Instant) time.Duration {
-	at := c.arb.Deadline()
+	at := min(c.arb.Deadline(), c.nextLook)
 	if c.cfg.EndTimeout > 0 {
 		at = min(at, c.lastPacket+moldcast.Instant(c.cfg.EndTimeout))
 	}
@@ -425,6 +439,7 @@ func (c *Channel) status() Status {
 		st.Malformed += n.Truncated
 	}
 	st.WrongSession += c.foreign
+	st.Storage = c.storage()
 	for _, s := range c.arb.Sessions() {
 		if x, ok := s.Ref.(*session); ok {
 			st.Sessions = append(st.Sessions, sessionStatus(s, x))
@@ -458,7 +473,9 @@ func (c *Channel) release(s *arbiter.Session) {
 		st.NextSeq, st.DurableSeq, st.HeadSeq = x.sink.Watermarks()
 		c.mu.Lock()
 		defer c.mu.Unlock()
-		c.mu.failed = cmp.Or(c.mu.failed, err)
+		if c.mu.failed == nil && err != nil {
+			c.mu.failed, c.mu.closeTrouble = err, Trouble{Err: err, Since: time.Now()}
+		}
 		if len(c.mu.recent) == maxRecent {
 			c.mu.recent = slices.Delete(c.mu.recent, 0, 1)
 		}
@@ -483,11 +500,16 @@ func (o output) Open(s *arbiter.Session) (moldcast.Held, error) {
 	c := o.c
 	sink, err := c.sink.Open(c.cfg.Channel, s.Name(), 0, c.Lines())
 	if err != nil {
+		if c.openTrouble.Err == nil {
+			c.openTrouble.Since = time.Now()
+		}
+		c.openTrouble.Err = err
 		if c.alarm(&c.openAlarm) {
 			c.cfg.Log.Error("session cannot be opened; retried", "channel", c.cfg.Channel, "session", s.Name(), "err", err)
 		}
 		return moldcast.Held{}, err
 	}
+	c.openTrouble = Trouble{}
 	s.Ref = &session{sink: sink}
 	held := sink.Held()
 	c.cfg.Log.Info("session", "channel", c.cfg.Channel, "session", s.Name(), "take", sink.Take(), "held", moldcast.Range{First: held.First, Next: held.Head}.String(), "holes", len(held.Holes))

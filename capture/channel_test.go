@@ -8,6 +8,7 @@ import (
 	"net"
 	"net/netip"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -27,6 +28,7 @@ type memSink struct {
 	takes    []*memSession                    // all
 	refuse   func(p moldcast.Piece) bool
 	openErr  error
+	trouble  atomic.Pointer[Trouble]
 }
 
 type memSession struct {
@@ -66,7 +68,13 @@ func (x *memSession) Held() moldcast.Held      { return x.held }
 func (x *memSession) Start(first moldcast.Seq) { x.start = first }
 func (x *memSession) Mark(m moldcast.Mark)     { x.marks = append(x.marks, m) }
 func (x *memSession) Hole(h moldcast.Hole)     { x.holes = append(x.holes, h) }
-func (x *memSession) Close() error             { x.closed++; return nil }
+func (x *memSession) Trouble() Trouble {
+	if t := x.sink.trouble.Load(); t != nil {
+		return *t
+	}
+	return Trouble{}
+}
+func (x *memSession) Close() error { x.closed++; return nil }
 
 func (x *memSession) Covers(r moldcast.Range) (moldcast.Range, bool) { return x.set.Cut(r) }
 

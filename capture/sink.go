@@ -44,6 +44,9 @@ type SessionSink interface {
 	// up to size bytes together, and says how many; 0 only with an error. It
 	// may read the disk, and is called on another goroutine.
 	Read(dst []byte, first moldcast.Seq, count, size int) (out []byte, n int, err error)
+	// Trouble is why nothing can be made durable at the moment; it is called
+	// often, and for each Status.
+	Trouble() Trouble
 	// Close makes everything durable and ends the writing. It may take long,
 	// and is called on another goroutine, as the last method.
 	Close() error

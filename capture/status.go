@@ -10,6 +10,7 @@ import (
 type Status struct {
 	Channel string `json:"channel"`
 	arbiter.Counters
+	Storage  Storage         `json:"storage"`
 	Sessions []SessionStatus `json:"sessions"`
 }
 

@@ -34,6 +34,7 @@ type Archive struct {
 	pebbleCache *pebble.Cache
 	table       *table
 	cache       *blockCache
+	reserve     reserve
 
 	mu       sync.Mutex
 	sessions map[Ref]*session
@@ -80,6 +81,7 @@ func Open(dir string, o Options) (*Archive, error) {
 		sessions:    map[Ref]*session{}, seals: map[string]*seal{},
 		tombs: map[string]*tombstone{},
 	}
+	a.reserve.a = a
 	a.table = newTable(fs, a.pebbleCache, o.Log)
 	a.table.noSalvage = o.noSalvage
 	return a, nil
@@ -451,6 +453,7 @@ func (a *Archive) LockChannel(channel string) (release func() error, err error) 
 		return nil, fmt.Errorf("channel %q is no name", channel)
 	}
 	dir := a.o.FS.PathJoin(a.dir, channel)
+	a.reserve.yield(channel)
 	if err := makeDir(a.o.FS, dir); err != nil {
 		return nil, err
 	}
@@ -633,6 +636,10 @@ func (s *session) writeSessionInfo() error {
 func (a *Archive) prepare(r Ref) (*session, io.Closer, error) {
 	fs := a.o.FS
 	dir := a.sessionDir(r)
+	if err := a.present(); err != nil {
+		return nil, nil, err
+	}
+	a.reserve.yield(r.Channel)
 	if err := makeDir(fs, fs.PathDir(dir)); err != nil {
 		return nil, nil, fmt.Errorf("%v: %w", r, err)
 	}

@@ -24,6 +24,8 @@ const (
 
 	sealRetry = 5 * time.Second
 
+	lookEvery = time.Second // whether the archive is still there
+
 	keptBuilders = 4
 )
 
@@ -66,6 +68,7 @@ type committer struct {
 	failWait time.Duration
 	failAt   time.Time // of the next try after a failure
 	tries    int       // while closing
+	looked   time.Time // when the archive was last seen to be there
 
 	enc    *block.Encoder // of tail records
 	tail   *block.Builder
@@ -105,6 +108,7 @@ func (c *committer) init(w *Writer) (err error) {
 func (c *committer) run() {
 	defer c.w.pipeline.Done()
 	defer c.finish()
+	c.w.a.reserve.fill()
 	timer := time.NewTimer(time.Hour)
 	defer timer.Stop()
 	for {
@@ -145,8 +149,7 @@ func (c *committer) step() (done bool, at time.Time) {
 		return true, at
 	}
 	if !c.healthy() {
-		done = c.heal()
-		return done, c.failAt
+		return c.heal()
 	}
 	c.takeMarks()
 
@@ -180,6 +183,9 @@ func (c *committer) step() (done bool, at time.Time) {
 		if c.cur != nil {
 			w.pipe <- item{sealed: c.cur}
 			c.cur = nil
+		}
+		if !w.lost {
+			w.err = nil
 		}
 		return true, time.Time{}
 	}
@@ -236,9 +242,22 @@ func (c *committer) healthy() bool {
 	w := c.w
 	w.s.mu.Lock()
 	failed := w.failed
+	if w.err == nil {
+		c.failWait = 0
+	}
 	w.s.mu.Unlock()
 	if failed {
 		return false
+	}
+	if now := time.Now(); c.cur != nil && now.Sub(c.looked) >= lookEvery {
+		c.looked = now
+		err := w.a.present()
+		if _, e := w.a.o.FS.Stat(c.cur.dir); err == nil {
+			err = e
+		}
+		if err != nil {
+			c.cur.log.fail(err)
+		}
 	}
 	for _, g := range []*segment{c.cur, c.next} {
 		if g != nil && g.dead() {
@@ -263,18 +282,42 @@ func (c *committer) fail(err error) {
 func (w *Writer) fail(err error) {
 	s := w.s
 	s.mu.Lock()
-	defer s.mu.Unlock()
+	news := w.err == nil || cause(err) != cause(w.err)
 	if w.err == nil {
-		w.a.o.Log.Error("cannot write: what is received waits in memory, nothing of it is durable", "session", s.ref, "err", err)
+		w.errSince = time.Now()
 	}
 	w.err, w.failed = hint(err), true
+	since, waiting := w.errSince, w.pending
 	w.done.Broadcast()
+	s.mu.Unlock()
+	if news {
+		w.a.o.Log.Debug("cannot write: what comes waits in memory; tried again by itself",
+			"session", s.ref, "since", since.UTC(), "waiting_bytes", waiting, "err", err)
+	}
+}
+
+// settled ends a trouble once all that waited when writing began again is
+// durable.
+func (w *Writer) settled() {
+	s := w.s
+	s.mu.Lock()
+	over := w.err != nil && !w.failed && !w.lost && w.durableOps() >= w.healTo
+	since := w.errSince
+	if over {
+		w.err = nil
+		w.done.Broadcast()
+	}
+	s.mu.Unlock()
+	if over {
+		w.a.o.Log.Debug("all that waited is durable again", "session", s.ref, "failed_for", time.Since(since).Round(time.Millisecond))
+		w.a.reserve.fill()
+	}
 }
 
 // heal opens anew the segments whose store failed, once nothing is on its way
 // to them any more. It reports true when a Writer that is being closed has to
-// give up.
-func (c *committer) heal() (giveUp bool) {
+// give up; at is when to call it again, where nothing wakes it before.
+func (c *committer) heal() (giveUp bool, at time.Time) {
 	w := c.w
 	s := w.s
 	s.mu.Lock()
@@ -282,15 +325,20 @@ func (c *committer) heal() (giveUp bool) {
 	s.mu.Unlock()
 	now := time.Now()
 	if busy {
-		c.failAt = now.Add(retryMost) // the waiter wakes us before
-		return false
+		return false, time.Time{} // the waiter wakes us
 	}
 	if c.failWait == 0 {
 		c.failWait = retryFirst
 		c.failAt = now.Add(c.failWait)
 	}
 	if now.Before(c.failAt) && !(closing && c.tries == 0) {
-		return false
+		return false, c.failAt
+	}
+	s.mu.Lock()
+	full := isNoRoom(w.err)
+	s.mu.Unlock()
+	if full && closing {
+		w.a.reserve.release()
 	}
 	var err error
 	for _, g := range []*segment{c.cur, c.next} {
@@ -309,13 +357,16 @@ func (c *committer) heal() (giveUp bool) {
 	if err != nil {
 		if closing {
 			if c.tries++; c.tries > 1 {
-				return true
+				return true, time.Time{}
 			}
 		}
 		c.failWait = min(2*c.failWait, retryMost)
+		if closing {
+			c.failWait = retryFirst
+		}
 		c.failAt = time.Now().Add(c.failWait)
 		w.fail(err)
-		return false
+		return false, c.failAt
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -332,24 +383,26 @@ func (c *committer) heal() (giveUp bool) {
 		}
 	}
 	w.failed = false
-	if !w.lost {
-		w.err = nil
-	}
-	w.dirty = true
+	w.healTo = w.ops
+	w.dirty = true // so that something is written, which shows whether it can be
 	if w.since.IsZero() {
 		w.since = time.Now()
 	}
 	if closing {
 		c.tries++
 		if c.tries > 2 {
-			w.err = fmt.Errorf("the disk fails again and again")
-			return true
+			w.err = fmt.Errorf("the disk fails again and again: %w", w.err)
+			return true, time.Time{}
 		}
 	}
-	c.failAt = time.Time{}
-	w.a.o.Log.Warn("writing again", "session", s.ref)
+	// Of a failure before this one is settled.
+	c.failWait = min(2*c.failWait, retryMost)
+	if closing {
+		c.failWait = retryFirst
+	}
+	c.failAt = now.Add(c.failWait)
 	w.signal()
-	return false
+	return false, time.Time{}
 }
 
 // begin opens the first segment of this writer.
@@ -673,6 +726,9 @@ func (w *Writer) compress(enc *block.Encoder) {
 			// Only what was not framed can do this, and Append's callers
 			// parsed it. The block stays in memory and is served from there.
 			w.a.o.Log.Error("block cannot be encoded", "session", s.ref, "range", m.cov.Bounds(), "err", err)
+			if w.err == nil {
+				w.errSince = time.Now()
+			}
 			w.err, w.lost = err, true
 			w.done.Broadcast()
 			w.signal()
@@ -722,6 +778,7 @@ func (w *Writer) wait() {
 		} else {
 			w.confirm(it)
 			_ = it.batch.Close()
+			w.settled()
 		}
 		w.signal()
 	}
@@ -802,24 +859,32 @@ func (w *Writer) sealer() {
 	last := false
 	for g := range w.seal {
 		var opening error // why it is not open
+		released := false
 		for {
 			err := opening
 			if err == nil {
 				err = w.s.seal(g)
 			}
 			if err == nil {
+				if released {
+					w.a.reserve.refill()
+				}
 				break
 			}
-			w.a.o.Log.Error("cannot seal", "segment", g.name, "err", err)
-			if last {
-				w.sealErr = hint(err)
-				g.abandon()
-				break
-			}
-			select {
-			case <-time.After(sealRetry):
-			case <-w.quit:
-				last = true // being closed: once more, then the next who opens it
+			if isNoRoom(err) && !released && w.a.reserve.release() {
+				released = true // sealing drops logs, so that there is room for another
+			} else {
+				w.a.o.Log.Error("cannot seal", "segment", g.name, "err", err)
+				if last {
+					w.sealErr = hint(err)
+					g.abandon()
+					break
+				}
+				select {
+				case <-time.After(sealRetry):
+				case <-w.quit:
+					last = true // being closed: once more, then the next who opens it
+				}
 			}
 			opening = nil
 			if g.dead() {

@@ -7,6 +7,7 @@
 //	ARCHIVE/
 //	  moldtape.json                    {"format":1, "node":…, "made":…}
 //	  audit.log                        removals and holds, a JSON object a line
+//	  reserve                          room allocated for the last writes on a full disk
 //	  CHANNEL/SESSION@TAKE/            the session in its printed form
 //	    session.json                   identity, first sequence, groups of the lines, newest seal
 //	    000001.seg/                    a Pebble store, numbered by order of creation
@@ -154,12 +155,23 @@
 //
 // A write or sync that fails, or what Pebble calls fatal, marks the segment's
 // store as dead: it is fenced off the directory, and opened anew when writing
-// is tried again (after 0.1 s, doubling to 5 s). Until that succeeds Err says
-// why, durable stands still, and what comes is taken up to QueueBytes and
-// served from memory. Blocks that were on their way are written again, under
-// the same keys. Pebble ends no open and no flush of a store while the disk is
-// full: a segment is opened only where there is room for what its log holds,
-// and neither is waited for once a write failed.
+// is tried again (after 0.1 s, doubling to 5 s). Until all that waited by then
+// is durable, Err and Trouble say why; durable stands still, and what comes is
+// taken up to QueueBytes and served from memory. Blocks that were on their way
+// are written again, under the same keys.
+//
+// Pebble ends no open and no flush of a store while the disk is full: a segment
+// is opened for writing only while the archive is there, on a disk with room
+// for what its log holds and 4 MiB at least, and neither is waited for once a
+// write failed. An archive that was
+// unmounted or moved away is missed within a second of the next write; nothing
+// is made in its place.
+//
+// Options.Reserve bytes of the disk are allocated to the file reserve. When a
+// seal finds the disk full, or a Writer is closed on a full one, the file is
+// removed and the write tried again at once. It is made anew after that seal,
+// and else as soon as there is room for two. What a Close could not write is
+// counted in its error; the next capture has it repaired.
 //
 // # Processes
 //

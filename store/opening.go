@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"strings"
+	"syscall"
 	"time"
 
 	"github.com/cockroachdb/pebble/v2"
@@ -15,7 +16,12 @@ import (
 var errStoreLost = errors.New("its store cannot be found by its manifest; restore MANIFEST-* and marker.* from a copy")
 
 // errNoRoom: what a log holds cannot be taken up, for lack of space.
-var errNoRoom = errors.New("no room on the disk")
+var errNoRoom error = noRoom{}
+
+type noRoom struct{}
+
+func (noRoom) Error() string        { return "no room on the disk" }
+func (noRoom) Is(target error) bool { return target == syscall.ENOSPC }
 
 // holdsData reports whether a directory holds files that can have data of a
 // store in them. Before the first of them is written to, its manifest is on

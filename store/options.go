@@ -63,15 +63,22 @@ type Options struct {
 	// Workers compress blocks, for each writer. Default 1.
 	Workers int
 
+	// Reserve is how many bytes of the disk are kept free for sealing and for
+	// stopping in order when it is full: the file ARCHIVE/reserve, made when a
+	// recording is opened for writing. 0..1 GiB. Default: see DefaultOptions; a
+	// zero Options has none.
+	Reserve int64
+
 	noSalvage bool // tests: what a store does not give is not looked for in its files
 
 	// Clock is the wall clock. Default: the system's.
 	Clock func() time.Time
 }
 
-// DefaultOptions is the zero Options with Sync at its default of 50 ms.
+// DefaultOptions is the zero Options with Sync at its default of 50 ms and
+// Reserve at its default of 16 MiB.
 func DefaultOptions() Options {
-	o := Options{Sync: DefaultSync}
+	o := Options{Sync: DefaultSync, Reserve: DefaultReserve}
 	o.EnsureDefaults()
 	return o
 }
@@ -130,6 +137,8 @@ func (o *Options) Validate() error {
 		return fmt.Errorf("queue %d bytes: want at least one datagram, %d", o.QueueBytes, moldcast.MaxDatagram)
 	case o.TailBytes < 0 || o.CacheBytes < 0:
 		return errors.New("tail and cache bytes: want 0 or more")
+	case o.Reserve < 0 || o.Reserve > 1<<30:
+		return fmt.Errorf("reserve %d bytes: want 0..1GiB", o.Reserve)
 	case o.Workers < 1 || o.Workers > 64:
 		return fmt.Errorf("workers %d: want 1..64", o.Workers)
 	}

@@ -92,8 +92,23 @@ func (l *pebbleLog) Errorf(format string, args ...any) {
 }
 
 func (l *pebbleLog) Fatalf(format string, args ...any) {
-	l.fail(errors.New(oneLine(fmt.Sprintf(format, args...))))
+	err := errors.New(oneLine(fmt.Sprintf(format, args...)))
+	for _, a := range args {
+		if cause, ok := a.(error); ok && !errors.Is(err, cause) {
+			err = &fatalError{err.Error(), cause}
+		}
+	}
+	l.fail(err)
 }
+
+// fatalError is what Pebble said with the error that made it say so.
+type fatalError struct {
+	said  string
+	cause error
+}
+
+func (e *fatalError) Error() string { return e.said }
+func (e *fatalError) Unwrap() error { return e.cause }
 
 // fail marks the segment as dead; the first error is kept.
 func (l *pebbleLog) fail(err error) {

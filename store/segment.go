@@ -58,6 +58,12 @@ func newSegment(num int, dir string, id identity) *segment {
 // open opens the segment for writing, making it where there is none. Its
 // index is loaded; wake is called, from anywhere, when its store fails.
 func (g *segment) open(a *Archive, wake func()) error {
+	if err := a.present(); err != nil {
+		return fmt.Errorf("%s: %w", g.name, err)
+	}
+	if err := a.room(); err != nil {
+		return fmt.Errorf("%s: %w", g.name, err)
+	}
 	if err := makeDir(a.o.FS, g.dir); err != nil {
 		return fmt.Errorf("%s: %w", g.name, err)
 	}
@@ -83,6 +89,8 @@ func (g *segment) open(a *Archive, wake func()) error {
 	}
 	info, err := readSegmentInfo(db)
 	switch {
+	case errors.Is(err, pebble.ErrNotFound) && len(idx.blocks) > 0:
+		return fail(errors.New("its store is empty; what was written to it is gone"))
 	case errors.Is(err, pebble.ErrNotFound):
 		info = segmentInfo{Format: FormatVersion, identity: g.id, Segment: g.num, Node: a.o.Node, Opened: a.o.Clock().UTC()}
 		b, err := json.Marshal(info)

@@ -261,7 +261,7 @@ func (l fsLocker) lock(dir string, _ bool) (io.Closer, error) {
 
 // isNoRoom reports whether err says that the disk is full.
 func isNoRoom(err error) bool {
-	return errors.Is(err, errNoRoom) || errors.Is(err, syscall.ENOSPC) || errors.Is(err, syscall.EDQUOT)
+	return errors.Is(err, syscall.ENOSPC) || errors.Is(err, syscall.EDQUOT)
 }
 
 // isReadOnlyMedium reports whether err says that nothing can be written here.

@@ -54,7 +54,9 @@ type Writer struct {
 	dirty     bool // the facts have changed since the segment got them
 	dirtyFile bool // … since session.json got them
 	err       error
-	failed    bool // the segment must be opened anew before anything is written
+	errSince  time.Time // when err began
+	healTo    uint64    // err ends when these operations are durable
+	failed    bool      // the segment must be opened anew before anything is written
 	closing   bool
 	closed    bool
 	lost      bool // a block can never be written
@@ -512,6 +514,18 @@ func (w *Writer) Err() error {
 	return w.err
 }
 
+// Trouble is Err, with the time since when it is so and the bytes that wait in
+// memory to become durable. After a failure it lasts until all that waited
+// when writing began again is durable.
+func (w *Writer) Trouble() (since time.Time, waiting int64, err error) {
+	w.s.mu.Lock()
+	defer w.s.mu.Unlock()
+	if w.err != nil {
+		since = w.errSince
+	}
+	return since, w.pending, w.err
+}
+
 // MarksDropped counts the marks for which there was no room.
 func (w *Writer) MarksDropped() uint64 {
 	w.s.mu.Lock()
@@ -581,13 +595,16 @@ func (w *Writer) Close() error {
 	w.workers.Wait()
 	s.mu.Lock()
 	err := w.err
+	if err != nil {
+		err = w.notDurable(err)
+	}
 	file := w.dirtyFile
 	s.mu.Unlock()
 	if err == nil {
 		err = w.sealErr
 	}
 	if err == nil && file {
-		err = s.writeSessionInfo()
+		err = w.a.reserve.retry(s.writeSessionInfo)
 	}
 	s.mu.Lock()
 	w.closed = true

@@ -203,6 +203,12 @@ type source struct {
 // newSource answers requests for its ring, but for a share of them.
 func newSource(t *testing.T, ring int, deaf float64) *source {
 	t.Helper()
+	return newSourceOf(t, ring, deaf, 25, packet)
+}
+
+// newSourceOf is newSource of other messages, of which most go into a packet.
+func newSourceOf(t *testing.T, ring int, deaf float64, most moldcast.Seq, packet func(first, next moldcast.Seq) []byte) *source {
+	t.Helper()
 	conn, err := net.ListenUDP("udp4", &net.UDPAddr{IP: net.IPv4(127, 0, 0, 1)})
 	if err != nil {
 		t.Fatal(err)
@@ -226,7 +232,7 @@ func newSource(t *testing.T, ring int, deaf float64) *source {
 			if err != nil || rng.Float64() < deaf || q.First >= sent || q.First+s.ring < sent {
 				continue
 			}
-			next := min(q.Range().Next, sent, q.First+25)
+			next := min(q.Range().Next, sent, q.First+most)
 			_, _ = conn.WriteToUDPAddrPort(packet(q.First, next), from)
 		}
 	}()
@@ -551,6 +557,12 @@ func waitStatus(t *testing.T, addr string, ok func(map[string]any) bool) {
 
 func httpStatus(t *testing.T, addr string) map[string]any {
 	t.Helper()
+	_, m := httpGet(t, addr, "/status")
+	return m
+}
+
+func httpGet(t *testing.T, addr, path string) (code int, m map[string]any) {
+	t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
 	defer cancel()
 	var d net.Dialer
@@ -559,17 +571,19 @@ func httpStatus(t *testing.T, addr string) map[string]any {
 		t.Fatal(err)
 	}
 	defer c.Close()
-	fmt.Fprintf(c, "GET /status HTTP/1.0\r\nHost: x\r\n\r\n")
+	fmt.Fprintf(c, "GET %s HTTP/1.0\r\nHost: x\r\n\r\n", path)
 	b, err := io.ReadAll(c)
 	if err != nil {
 		t.Fatal(err)
 	}
-	_, body, _ := bytes.Cut(b, []byte("\r\n\r\n"))
-	var m map[string]any
+	head, body, _ := bytes.Cut(b, []byte("\r\n\r\n"))
 	if err := json.Unmarshal(body, &m); err != nil {
-		t.Fatalf("status %q: %v", b, err)
+		t.Fatalf("%s: %q: %v", path, b, err)
 	}
-	return m
+	if _, err := fmt.Sscanf(string(head), "HTTP/1.0 %d", &code); err != nil {
+		t.Fatalf("%s: %q", path, head)
+	}
+	return code, m
 }
 
 // What the kernel holds for a capture when it is told to stop is stored too.

@@ -36,6 +36,7 @@ type captureFlags struct {
 	sync           time.Duration
 	segmentSize    int64
 	segmentTime    time.Duration
+	reserve        int64
 	reorderWait    time.Duration
 	reorderBytes   int64
 	nakRetry       time.Duration
@@ -49,7 +50,7 @@ type captureFlags struct {
 }
 
 func newCaptureCmd(e *env) *cobra.Command {
-	f := &captureFlags{sync: store.DefaultSync, segmentSize: 1 << 30, reorderWait: 2 * time.Millisecond, reorderBytes: 64 << 20, nakRetry: 2 * time.Millisecond, nakBudget: 10 * time.Second}
+	f := &captureFlags{sync: store.DefaultSync, segmentSize: 1 << 30, reserve: store.DefaultReserve, reorderWait: 2 * time.Millisecond, reorderBytes: 64 << 20, nakRetry: 2 * time.Millisecond, nakBudget: 10 * time.Second}
 	c := &cobra.Command{
 		Use:   "capture",
 		Short: "Record a channel: join its lines, repair every gap, archive the stream",
@@ -72,9 +73,10 @@ Prints one JSON object on stdout when it receives ({"event":"ready",…}) and on
 	fs.Uint16Var(&f.rerequestPort, "rerequest-port", 0, "`PORT` of --rerequest source")
 	fs.IntVar(&f.mtu, "mtu", 1500, "MTU of answers, in `BYTES`")
 	fs.StringVar(&f.retransmitAddr, "retransmit-listen", "", "serve requests for all that is archived on this UDP `HOST:PORT`")
-	fs.StringVar(&f.httpAddr, "http", "", "serve /status on this TCP `HOST:PORT`")
+	fs.StringVar(&f.httpAddr, "http", "", "serve /status and /healthz on this TCP `HOST:PORT`")
 	fs.Var(durationValue{&f.sync}, "sync", "longest time a received message is not yet durable; 0: synced as soon as it is stored")
 	fs.Var(sizeValue{&f.segmentSize}, "segment-size", "start the next segment at this many stored bytes")
+	fs.Var(sizeValue{&f.reserve}, "reserve", "room kept in ARCHIVE/reserve, to stop in order on a full disk; 0: none")
 	fs.Var(durationValue{&f.segmentTime}, "segment-time", "start the next segment after this long; 0: by size only")
 	fs.Var(durationValue{&f.reorderWait}, "reorder-wait", "how long an early message waits in memory for its predecessor: so much later than --sync it is durable; no longer than --nak-budget")
 	fs.Var(sizeValue{&f.reorderBytes}, "reorder-bytes", "bound of what waits in memory")
@@ -226,9 +228,9 @@ func runCapture(ctx context.Context, e *env, f *captureFlags) error {
 		return usagef("%v", err)
 	}
 	opts := e.storeOptions()
-	opts.Sync, opts.SegmentSize, opts.SegmentTime = f.sync, f.segmentSize, f.segmentTime
+	opts.Sync, opts.SegmentSize, opts.SegmentTime, opts.Reserve = f.sync, f.segmentSize, f.segmentTime, f.reserve
 	if err := opts.Validate(); err != nil {
-		return usagef("--segment-size, --segment-time, --sync: %v", err)
+		return usagef("--segment-size, --segment-time, --sync, --reserve: %v", err)
 	}
 	if f.retransmitAddr != "" {
 		if _, err := requestAddr("--retransmit-listen", f.retransmitAddr); err != nil {
@@ -352,6 +354,11 @@ func (s *sessionSink) Read(dst []byte, first moldcast.Seq, count, size int) ([]b
 	return s.view.Append(dst, first, count, size, true)
 }
 
+func (s *sessionSink) Trouble() capture.Trouble {
+	since, waiting, err := s.Writer.Trouble()
+	return capture.Trouble{Err: err, Since: since, Waiting: waiting}
+}
+
 // Close seals the session; requests for it are answered from its segments
 // from then on.
 func (s *sessionSink) Close() error {
@@ -430,24 +437,77 @@ func (n *captureNode) background(run func(context.Context) error, what string) {
 	n.stop = append(n.stop, func() { cancel(); <-done })
 }
 
+// status asks every channel.
+func (n *captureNode) status(ctx context.Context) ([]capture.Status, error) {
+	out := make([]capture.Status, 0, len(n.channels))
+	for _, c := range n.channels {
+		st, err := c.Status(ctx)
+		if err != nil {
+			return nil, err
+		}
+		out = append(out, st)
+	}
+	return out, nil
+}
+
+const (
+	healthOK       = "ok"
+	healthDegraded = "degraded" // some channel cannot store what it receives
+	healthStopping = "stopping" // or an engine does not answer
+)
+
+// health is the answer of /healthz: 200 where Status is ok, else 503.
+type health struct {
+	Status   string          `json:"status"`
+	Error    string          `json:"error,omitempty"`
+	Channels []channelHealth `json:"channels,omitempty"` // those that are not well
+}
+
+type channelHealth struct {
+	Channel string          `json:"channel"`
+	Storage capture.Storage `json:"storage"`
+}
+
+func (n *captureNode) health(ctx context.Context) health {
+	channels, err := n.status(ctx)
+	if err != nil {
+		return health{Status: healthStopping, Error: err.Error()}
+	}
+	h := health{Status: healthOK}
+	for _, c := range channels {
+		if c.Storage.Degraded() {
+			h.Status = healthDegraded
+			h.Channels = append(h.Channels, channelHealth{c.Channel, c.Storage})
+		}
+	}
+	return h
+}
+
 func (n *captureNode) handler() http.Handler {
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /status", func(w http.ResponseWriter, r *http.Request) {
 		ctx, cancel := context.WithTimeout(r.Context(), 5*time.Second)
 		defer cancel()
-		out := struct {
+		var out struct {
 			Channels []capture.Status `json:"channels"`
-		}{[]capture.Status{}}
-		for _, c := range n.channels {
-			st, err := c.Status(ctx)
-			if err != nil {
-				http.Error(w, err.Error(), http.StatusServiceUnavailable)
-				return
-			}
-			out.Channels = append(out.Channels, st)
+		}
+		var err error
+		if out.Channels, err = n.status(ctx); err != nil {
+			http.Error(w, err.Error(), http.StatusServiceUnavailable)
+			return
 		}
 		w.Header().Set("Content-Type", "application/json")
 		_ = json.NewEncoder(w).Encode(out)
+	})
+	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, r *http.Request) {
+		ctx, cancel := context.WithTimeout(r.Context(), 5*time.Second)
+		defer cancel()
+		h := n.health(ctx)
+		w.Header().Set("Content-Type", "application/json")
+		if h.Status != healthOK {
+			w.WriteHeader(http.StatusServiceUnavailable)
+		}
+		_ = json.NewEncoder(w).Encode(h)
 	})
 	return mux
 }
