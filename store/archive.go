@@ -118,7 +118,10 @@ func Create(dir string, o Options) (*Archive, error) {
 		return nil, fmt.Errorf("%w: %s", ErrExists, dir)
 	}
 	for _, name := range names {
-		if name != archiveFile+tmpSuffix {
+		if !strings.HasPrefix(name, archiveFile+".") || !strings.HasSuffix(name, tmpSuffix) {
+			if _, err := fs.Stat(fs.PathJoin(dir, archiveFile)); err == nil {
+				return nil, fmt.Errorf("%w: %s", ErrExists, dir) // another process made it while it was listed
+			}
 			return nil, fmt.Errorf("%w: %s is neither empty nor an archive (it has %s); --archive names another", ErrNotArchive, dir, name)
 		}
 	}
@@ -126,7 +129,7 @@ func Create(dir string, o Options) (*Archive, error) {
 		return nil, fmt.Errorf("archive %s: %w", dir, err)
 	}
 	info := archiveInfo{Format: FormatVersion, Node: o.Node, Made: o.Clock().UTC()}
-	if err := writeSummed(fs, dir, archiveFile, info); err != nil {
+	if err := writeArchiveInfo(fs, dir, info, true); err != nil {
 		return nil, fmt.Errorf("archive %s: %w", dir, err)
 	}
 	return Open(dir, o)
@@ -648,7 +651,7 @@ func (a *Archive) prepare(r Ref) (*session, io.Closer, error) {
 	}
 	if a.infoErr != nil {
 		info := archiveInfo{Format: FormatVersion, Node: a.o.Node, Made: a.o.Clock().UTC()}
-		if err := writeSummed(fs, a.dir, archiveFile, info); err != nil {
+		if err := writeArchiveInfo(fs, a.dir, info, false); err != nil {
 			return nil, nil, fmt.Errorf("archive %s: %w", a.dir, err)
 		}
 	}

@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math/rand/v2"
 	"os"
 	"slices"
 	"strconv"
@@ -297,17 +298,7 @@ func readFile(fs vfs.FS, path string) ([]byte, error) {
 func writeFile(fs vfs.FS, dir, name string, b []byte) error {
 	path := fs.PathJoin(dir, name)
 	tmp := path + tmpSuffix
-	f, err := fs.Create(tmp, vfs.WriteCategoryUnspecified)
-	if err != nil {
-		return err
-	}
-	_, err = f.Write(append([]byte(nil), b...)) // Write may change its argument
-	if err == nil {
-		err = f.Sync()
-	}
-	if e := f.Close(); err == nil {
-		err = e
-	}
+	err := writeSynced(fs, tmp, b)
 	if err == nil {
 		err = fs.Rename(tmp, path)
 	}
@@ -318,20 +309,72 @@ func writeFile(fs vfs.FS, dir, name string, b []byte) error {
 	return syncDir(fs, dir)
 }
 
+func writeSynced(fs vfs.FS, path string, b []byte) error {
+	f, err := fs.Create(path, vfs.WriteCategoryUnspecified)
+	if err != nil {
+		return err
+	}
+	_, err = f.Write(append([]byte(nil), b...)) // Write may change its argument
+	if err == nil {
+		err = f.Sync()
+	}
+	if e := f.Close(); err == nil {
+		err = e
+	}
+	return err
+}
+
 // sumHead begins a small file that carries a sum: SHA-256 in hexadecimal of
 // all that comes after it and its closing quote. Older ones have none.
 const sumHead = "{\n  \"sum\": \""
 
 // writeSummed is writeJSON with a sum.
 func writeSummed(fs vfs.FS, dir, name string, v any) error {
-	b, err := json.MarshalIndent(v, "", "  ")
+	b, err := encodeSummed(v)
 	if err != nil {
 		return err
+	}
+	return writeFile(fs, dir, name, b)
+}
+
+func encodeSummed(v any) ([]byte, error) {
+	b, err := json.MarshalIndent(v, "", "  ")
+	if err != nil {
+		return nil, err
 	}
 	rest := append([]byte(","), b[1:]...)
 	rest = append(rest, '\n')
 	sum := sha256.Sum256(rest)
-	return writeFile(fs, dir, name, append([]byte(sumHead+hex.EncodeToString(sum[:])+"\""), rest...))
+	return append([]byte(sumHead+hex.EncodeToString(sum[:])+"\""), rest...), nil
+}
+
+// writeArchiveInfo writes moldtape.json, which no lock guards: under a name of
+// its own first. With fresh the error wraps ErrExists where another process
+// was first.
+func writeArchiveInfo(fs vfs.FS, dir string, info archiveInfo, fresh bool) error {
+	b, err := encodeSummed(info)
+	if err != nil {
+		return err
+	}
+	path := fs.PathJoin(dir, archiveFile)
+	tmp := fmt.Sprintf("%s.%d.%x", archiveFile, os.Getpid(), rand.Uint64())
+	defer func() { _ = fs.Remove(fs.PathJoin(dir, tmp+tmpSuffix)) }()
+	if err := writeSynced(fs, fs.PathJoin(dir, tmp+tmpSuffix), b); err != nil {
+		return err
+	}
+	err = errors.ErrUnsupported
+	if fresh {
+		err = fs.Link(fs.PathJoin(dir, tmp+tmpSuffix), path)
+	}
+	switch {
+	case errors.Is(err, os.ErrExist):
+		return fmt.Errorf("%w: %s", ErrExists, dir)
+	case err != nil: // no links here, or it is to be replaced
+		if err := fs.Rename(fs.PathJoin(dir, tmp+tmpSuffix), path); err != nil {
+			return err
+		}
+	}
+	return syncDir(fs, dir)
 }
 
 var errSum = errors.New("its sum does not match")
@@ -368,15 +411,33 @@ func syncDir(fs vfs.FS, dir string) error {
 	return err
 }
 
-// makeDir makes one directory and the entry for it in its parent durable.
+// makeDir makes a directory and what is missing above it, and the entry for
+// each in its parent durable.
 func makeDir(fs vfs.FS, dir string) error {
-	if _, err := fs.Stat(dir); err == nil {
+	var parents []string // of those that are made, the innermost first
+	for d := dir; ; {
+		if _, err := fs.Stat(d); err == nil {
+			break
+		}
+		up := fs.PathDir(d)
+		if up == d {
+			break
+		}
+		parents = append(parents, up)
+		d = up
+	}
+	if len(parents) == 0 {
 		return nil
 	}
 	if err := fs.MkdirAll(dir, 0o755); err != nil {
 		return err
 	}
-	return syncDir(fs, fs.PathDir(dir))
+	for _, d := range slices.Backward(parents) {
+		if err := syncDir(fs, d); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // dirBytes is the size of the files of a directory.

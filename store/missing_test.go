@@ -5,6 +5,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 
 	"github.com/cockroachdb/pebble/v2/vfs"
@@ -213,4 +214,94 @@ func TestVerifyLetsWrite(t *testing.T) {
 	if err != nil || !tried {
 		t.Fatal(tried, err)
 	}
+}
+
+// Several that make one archive at the same time all have it.
+func TestCreateTogether(t *testing.T) {
+	for range 20 {
+		dir := filepath.Join(t.TempDir(), "a", "b")
+		errs := make(chan error)
+		for i := range 8 {
+			go func() {
+				a, err := OpenOrCreate(dir, diskOptions())
+				if err == nil {
+					var w *Writer
+					if w, err = a.Writer("c"+string(rune('0'+i)), moldcast.Session{'S'}, 0); err == nil {
+						err = w.Close()
+					}
+				}
+				errs <- err
+			}()
+		}
+		for range 8 {
+			if err := <-errs; err != nil {
+				t.Error(err)
+			}
+		}
+		if left, _ := filepath.Glob(filepath.Join(dir, "*.tmp")); len(left) != 0 {
+			t.Errorf("left: %v", left)
+		}
+	}
+}
+
+// syncLog notes which directories are synced.
+type syncLog struct {
+	vfs.FS
+	dirs map[string]bool
+}
+
+type syncDirFile struct {
+	vfs.File
+	noted func()
+}
+
+func (f syncDirFile) Sync() error { f.noted(); return f.File.Sync() }
+
+func (s syncLog) OpenDir(name string) (vfs.File, error) {
+	f, err := s.FS.OpenDir(name)
+	return syncDirFile{f, func() { s.dirs[name] = true }}, err
+}
+
+func TestMakeDirDurable(t *testing.T) {
+	fs := syncLog{vfs.NewMem(), map[string]bool{}}
+	if err := fs.MkdirAll("/a", 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := makeDir(fs, "/a/b/c/d"); err != nil {
+		t.Fatal(err)
+	}
+	for _, d := range []string{"/a", "/a/b", "/a/b/c"} {
+		if !fs.dirs[d] {
+			t.Errorf("%s is not synced: %v", d, fs.dirs)
+		}
+	}
+	if fs.dirs["/"] {
+		t.Error("what was there is synced")
+	}
+}
+
+// A sealed segment takes the room of what it holds, not of its logs.
+func TestSealedSize(t *testing.T) {
+	dir, ref := onDisk(t, diskOptions(), moldcast.Range{First: 1, Next: 4})
+	var allocated int64
+	if err := filepath.WalkDir(dir, func(p string, _ os.DirEntry, err error) error {
+		if err != nil {
+			return err
+		}
+		var st syscall.Stat_t
+		if err := syscall.Stat(p, &st); err != nil {
+			return err
+		}
+		allocated += st.Blocks * 512
+		return nil
+	}); err != nil {
+		t.Fatal(err)
+	}
+	if allocated > 3*100<<10 {
+		t.Errorf("3 messages in 3 segments take %d KiB", allocated>>10)
+	}
+	if logs, _ := filepath.Glob(filepath.Join(segmentDir(dir, 1), "*.log")); len(logs) != 0 {
+		t.Errorf("logs are left: %v", logs)
+	}
+	check(t, view(t, reopen(t, dir, diskOptions()), ref), moldcast.Range{First: 1, Next: 4})
 }

@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -317,28 +316,19 @@ func (g *segment) finish(a *Archive, prev string) (*seal, error) {
 	return s, nil
 }
 
-// dropLogs removes the logs that Pebble keeps to use again: everything in them
-// was flushed. The newest stays, which the store names as its current one.
+// dropLogs removes the logs: everything in them was flushed, and a store that
+// is only read needs none. They take the room that was set aside for them.
 func dropLogs(a *Archive, g *segment) {
 	names, err := a.o.FS.List(g.dir)
 	if err != nil {
 		return
 	}
-	var logs []string
 	for _, name := range names {
-		if strings.HasSuffix(name, ".log") {
-			logs = append(logs, name)
+		if !strings.HasSuffix(name, ".log") {
+			continue
 		}
-	}
-	slices.SortFunc(logs, func(x, y string) int { // by number: their names are padded to six digits at least
-		if len(x) != len(y) {
-			return len(x) - len(y)
-		}
-		return strings.Compare(x, y)
-	})
-	for i := range len(logs) - 1 {
-		if err := a.o.FS.Remove(a.o.FS.PathJoin(g.dir, logs[i])); err != nil {
-			a.o.Log.Warn("an old log is left in a sealed segment", "segment", g.name, "log", logs[i], "err", err)
+		if err := a.o.FS.Remove(a.o.FS.PathJoin(g.dir, name)); err != nil {
+			a.o.Log.Warn("a log is left in a sealed segment", "segment", g.name, "log", name, "err", err)
 		}
 	}
 }

@@ -2,11 +2,13 @@ package cli
 
 import (
 	"bufio"
+	"errors"
 	"fmt"
 	"io"
 	"os"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"time"
 
 	"github.com/klauspost/compress/gzip"
@@ -202,6 +204,15 @@ func (o *output) commit() error {
 	if err := os.Rename(o.temp, o.name); err != nil {
 		os.Remove(o.temp)
 		return err
+	}
+	// The name is durable once its directory is.
+	d, err := os.Open(filepath.Dir(o.name))
+	if err != nil {
+		return nil // one that may be written to and not read: nothing can be done
+	}
+	defer d.Close()
+	if err := d.Sync(); err != nil && !errors.Is(err, syscall.EINVAL) { // not every file system has that
+		return fmt.Errorf("%s: its directory: %w", o.name, err)
 	}
 	return nil
 }
