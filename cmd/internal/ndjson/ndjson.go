@@ -96,6 +96,7 @@ var (
 	ErrCut         = errors.New("the file ends inside a line")
 	ErrNoData      = errors.New("no data")
 	ErrTime        = errors.New("time outside 1678..2262")
+	ErrTimeZero    = errors.New("time 1970-01-01T00:00:00Z cannot be kept, it means that there is none: leave it out, or give another")
 )
 
 // Reader reads lines.
@@ -257,5 +258,9 @@ func stamp(member string, v json.RawMessage) (moldcast.Stamp, error) {
 	if y := t.Year(); y <= 1678 || y >= 2262 {
 		return 0, ErrTime
 	}
-	return moldcast.StampOf(t), nil
+	s := moldcast.StampOf(t)
+	if s == 0 {
+		return 0, ErrTimeZero
+	}
+	return s, nil
 }

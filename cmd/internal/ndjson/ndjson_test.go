@@ -73,6 +73,7 @@ func TestFaults(t *testing.T) {
 		{"cut", good + `{"seq":2,"ti`, ErrCut, 47},
 		{"no data", good + "\n" + `{"seq":2}` + "\n", ErrNoData, 48},
 		{"long", good + strings.Repeat("x", MaxLine+1), ErrLineTooLong, 47},
+		{"time zero", good + `{"seq":2,"time":"1970-01-01T01:00:00+01:00","data":""}` + "\n", ErrTimeZero, 47},
 		{"time", good + `{"seq":2,"time":"0001-01-01T00:00:00Z","data":""}` + "\n", ErrTime, 47},
 		{"flag", good + `{"seq":2,"flags":["new"],"data":""}` + "\n", nil, 47},
 		{"text", good + "seq 2\n", nil, 47},
