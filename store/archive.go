@@ -507,8 +507,9 @@ func (s *session) seal(g *segment) error {
 }
 
 // recover opens for writing a segment that was not sealed: what its log holds
-// is taken up, and its tail records become a block. A crash in between leaves
-// them as they were: block and deletions are one batch.
+// is taken up, and its tail records become blocks. After a crash in between it
+// is done again: the headers, which make blocks of the bodies, and the
+// deletions are one batch.
 func (s *session) recover(g *segment, wake func()) error {
 	a := s.a
 	dec, err := block.NewDecoder(block.DecoderOptions{})
@@ -523,6 +524,9 @@ func (s *session) recover(g *segment, wake func()) error {
 	fail := func(err error) error {
 		g.idx.Store(nil)
 		return fmt.Errorf("%s: %w", g.name, err)
+	}
+	if err := g.dropOrphans(); err != nil {
+		return fail(err)
 	}
 	holes, err := readHoles(db)
 	if err != nil {
@@ -569,8 +573,8 @@ func (s *session) recover(g *segment, wake func()) error {
 	return nil
 }
 
-// commitTails writes what the tail records of g held as blocks, and deletes
-// the records, in one batch.
+// commitTails writes what the tail records of g held as blocks: the bodies as
+// tables, then the headers and the deletion of the records in one batch.
 func (s *session) commitTails(g *segment, tails []tailRecord, mem []*memBlock) error {
 	b := g.db.NewBatch()
 	defer b.Close()
@@ -599,7 +603,11 @@ func (s *session) commitTails(g *segment, tails []tailRecord, mem []*memBlock) e
 			return err
 		}
 	}
-	if err := guard(g.log, func() error { return g.db.Apply(b, pebble.Sync) }); err != nil {
+	err = guard(g.log, func() error { return g.ingest(g.db, mem) })
+	if err == nil {
+		err = guard(g.log, func() error { return g.db.Apply(b, pebble.Sync) })
+	}
+	if err != nil {
 		return err
 	}
 	g.lines = lines

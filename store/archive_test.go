@@ -148,7 +148,7 @@ func writer2(t testing.TB, a *Archive, channel, name string) *Writer {
 	return w
 }
 
-// On the system's file system: flock, value separation, and that what is
+// On the system's file system: flock, bodies in tables of their own, and that what is
 // sealed is read without a write.
 func TestRealFiles(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "archive")
@@ -169,16 +169,24 @@ func TestRealFiles(t *testing.T) {
 		t.Fatal(err)
 	}
 	w.s.mu.Lock()
-	g := w.s.segs[len(w.s.segs)-1]
+	g := w.s.segs[0]
 	w.s.mu.Unlock()
 	if err := g.use(a.table, func(db *pebble.DB) error {
-		if err := db.Flush(); err != nil {
-			return err
+		levels, err := db.SSTables()
+		bodies := 0
+		for _, level := range levels {
+			for _, table := range level {
+				if low, high := table.Smallest.UserKey[0], table.Largest.UserKey[0]; low != high && low == keyBody {
+					t.Errorf("a table from %c to %c", low, high)
+				} else if low == keyBody {
+					bodies++
+				}
+			}
 		}
-		if n := db.Metrics().BlobFiles.LiveCount; n == 0 {
-			t.Error("bodies are not separated from headers")
+		if bodies == 0 {
+			t.Error("no table of bodies")
 		}
-		return nil
+		return err
 	}); err != nil {
 		t.Fatal(err)
 	}

@@ -16,8 +16,24 @@ const (
 	// pipelineDepth is how many batches may wait for the disk at a time.
 	pipelineDepth = 8
 
-	// batchBytes is about how much one batch takes.
-	batchBytes = 4 << 20
+	// tablesDepth is how many tables may be on their way at a time: one that
+	// is written while the one before is synced to the log.
+	tablesDepth = 2
+
+	// syncTable is from how many compressed bytes on, that wait when a sync is
+	// due, they are written as a table in place of a tail record: below it the
+	// three syncs of a table cost more than writing the bytes twice.
+	syncTable = 256 << 10
+
+	// tailedTable is how much of blocks that tail records made durable already
+	// waits to be written together: small enough that a hundred slow sessions
+	// fit into memory, large enough that a segment has about 1000 tables.
+	tailedTable = 1 << 20
+
+	// fullTable is how much is written without waiting for a sync, and
+	// maxTable how much one table takes when the disk was behind.
+	fullTable = 4 << 20
+	maxTable  = 8 << 20
 
 	retryFirst = 100 * time.Millisecond // after a failed write
 	retryMost  = 5 * time.Second
@@ -34,21 +50,32 @@ const (
 type item struct {
 	seg   *segment
 	log   *pebbleLog
+	db    *pebble.DB
 	batch *pebble.Batch
 	err   error // of handing it to the log
 
+	// Blocks, whose bodies are written as a table before the batch.
 	blocks []*memBlock
 
-	// Of a batch with a tail record or metadata:
+	// Of a batch with tail records or metadata:
 	tail    bool
-	of      *memBlock        // whose pieces the record holds
-	ranges  []moldcast.Range // them
-	marked  int              // marks of it that are then recorded
+	parts   []tailPart
 	ops     uint64
 	records []record
 	facts   bool
 
 	sealed *segment
+}
+
+// tailPart is what one tail record holds.
+type tailPart struct {
+	of     *memBlock
+	n      uint32 // of the records of that block
+	raw    int64
+	ranges []moldcast.Range
+	pieces []moldcast.Piece // of those ranges
+	marks  []moldcast.Mark
+	marked int // marks of the block that are then recorded
 }
 
 // committer is the goroutine that owns the open segment: it alone opens one,
@@ -58,6 +85,11 @@ type committer struct {
 	cur    *segment // where blocks go; nil until there is something to write
 	next   *segment // opened for a roll; tail records go there already
 	rollAt uint64   // blocks up to this id still go to cur
+	tables uint64   // blocks up to this id are written as soon as they are compressed
+
+	// How much makes a table: the constants, or less where segments are small.
+	syncTable, tailedTable, fullTable int
+	ratio                             float64 // compressed bytes a raw byte, of late
 
 	opening bool
 	opened  chan opened
@@ -70,11 +102,11 @@ type committer struct {
 	tries    int       // while closing
 	looked   time.Time // when the archive was last seen to be there
 
-	enc    *block.Encoder // of tail records
-	tail   *block.Builder
-	pieces []moldcast.Piece
-	buf    []byte
-	frame  []byte
+	enc   *block.Encoder // of tail records
+	tail  *block.Builder
+	parts []tailPart
+	buf   []byte
+	frame []byte
 }
 
 // account takes what g holds for what was handed to it. REQUIRES: nothing is
@@ -99,6 +131,9 @@ func (c *committer) init(w *Writer) (err error) {
 	if c.cur != nil {
 		c.account(c.cur)
 	}
+	part := int(min(w.a.o.SegmentSize/4, maxTable)) // a segment is to have several
+	c.syncTable, c.tailedTable, c.fullTable = min(syncTable, part), min(tailedTable, part), min(fullTable, part)
+	c.ratio = 0.5
 	c.tail = block.NewBuilder(w.s.ref.Session)
 	c.enc, err = block.NewEncoder(block.EncoderOptions{BlockSize: min(w.a.o.BlockSize, 256<<10), Level: block.Fastest})
 	return err
@@ -133,7 +168,7 @@ func (c *committer) run() {
 // finish lets the goroutines behind the committer end.
 func (c *committer) finish() {
 	w := c.w
-	close(w.pipe)
+	close(w.tables)
 	w.s.mu.Lock()
 	w.stop = true
 	w.work.Broadcast()
@@ -155,8 +190,11 @@ func (c *committer) step() (done bool, at time.Time) {
 
 	s.mu.Lock()
 	now := time.Now()
-	if w.open.b.Pieces() > 0 && (w.closing || now.Sub(w.open.begun) >= w.a.o.BlockAge) || w.closing && !w.open.b.Empty() {
-		w.cut()
+	if m := c.unwritten(); m != nil && now.Sub(m.begun) >= w.a.o.BlockAge || w.closing {
+		if !w.open.b.Empty() && (w.closing || m == w.open) {
+			w.cut()
+		}
+		c.tables = max(c.tables, w.open.id-1)
 	}
 	work := len(w.records) > 0 || !w.open.b.Empty() || len(w.queue) > 0 || c.oldest() != nil
 	s.mu.Unlock()
@@ -166,9 +204,9 @@ func (c *committer) step() (done bool, at time.Time) {
 			return false, c.failAt
 		}
 	}
+	c.sync() // first: it decides what is written as a table
 	for c.cur != nil && c.blocks() {
 	}
-	c.sync()
 	c.roll()
 
 	s.mu.Lock()
@@ -176,12 +214,12 @@ func (c *committer) step() (done bool, at time.Time) {
 	if w.closing && w.open.b.Empty() && c.oldest() == nil && w.inflight == 0 && !w.tailing &&
 		len(w.records) == 0 && len(w.marksIn) == 0 && !c.opening && !w.failed && !w.dirtyNow(c) {
 		if c.next != nil {
-			w.pipe <- item{sealed: c.cur}
+			w.tables <- item{sealed: c.cur}
 			c.cur = c.next
 			c.next = nil
 		}
 		if c.cur != nil {
-			w.pipe <- item{sealed: c.cur}
+			w.tables <- item{sealed: c.cur}
 			c.cur = nil
 		}
 		if !w.lost {
@@ -197,8 +235,8 @@ func (c *committer) step() (done bool, at time.Time) {
 	if !w.since.IsZero() && !w.tailing {
 		earliest(w.since.Add(w.a.o.Sync))
 	}
-	if w.open.b.Pieces() > 0 {
-		earliest(w.open.begun.Add(w.a.o.BlockAge))
+	if m := c.unwritten(); m != nil && m.id > c.tables {
+		earliest(m.begun.Add(w.a.o.BlockAge))
 	}
 	if t := w.a.o.SegmentTime; t > 0 && c.cur != nil && c.next == nil && !c.opening {
 		if c.stored[c.cur] > 0 {
@@ -218,6 +256,17 @@ func maxTime(a, b time.Time) time.Time {
 // dirtyNow reports whether the facts wait for a segment that is there.
 // REQUIRES: mu.
 func (w *Writer) dirtyNow(c *committer) bool { return w.dirty && c.cur != nil }
+
+// unwritten is the oldest block with messages that was not handed over to be
+// written; it may be the open one. REQUIRES: mu.
+func (c *committer) unwritten() *memBlock {
+	for _, m := range c.w.s.mem {
+		if m.state < blockSubmitted && m.b.Pieces() > 0 {
+			return m
+		}
+	}
+	return nil
+}
 
 // oldest is the oldest block that is not yet durable and not open. REQUIRES: mu.
 func (c *committer) oldest() *memBlock {
@@ -350,6 +399,10 @@ func (c *committer) heal() (giveUp bool, at time.Time) {
 			break
 		}
 		c.account(g)
+		if err = guard(g.log, g.dropOrphans); err != nil {
+			g.log.fail(err)
+			break
+		}
 	}
 	if err == nil && c.cur == nil {
 		err = c.begin()
@@ -375,11 +428,18 @@ func (c *committer) heal() (giveUp bool, at time.Time) {
 			m.state = blockEncoded
 		}
 	}
-	// What of the open block no tail record holds for certain.
-	w.open.unsynced.Clear()
-	for _, r := range w.open.cov.Ranges() {
-		for _, miss := range s.synced.Missing(r) {
-			w.open.unsynced.Add(miss)
+	// What no tail record holds for certain.
+	for _, m := range s.mem {
+		if m.state == blockDurable {
+			continue
+		}
+		m.unsynced.Clear()
+		m.fresh = 0
+		for _, r := range m.cov.Ranges() {
+			for _, miss := range s.synced.Missing(r) {
+				m.unsynced.Add(miss)
+				m.fresh = m.size()
+			}
 		}
 	}
 	w.failed = false
@@ -435,73 +495,114 @@ func (c *committer) create() (*segment, error) {
 	return g, nil
 }
 
-// blocks hands blocks that are compressed to the log, in the order in which
-// they were cut, one batch at a time; false when there is none.
+// blocks hands blocks that are compressed to the ingester, in the order in
+// which they were cut, one table at a time; false when there is none to hand
+// over yet.
 func (c *committer) blocks() bool {
 	w := c.w
 	s := w.s
 	g := c.cur
 	var take []*memBlock
-	size := 0
+	size, raw := 0, int64(0)
+	dirty, due := false, false
 	s.mu.Lock()
+	defer s.mu.Unlock()
+	if w.ingesting >= tablesDepth {
+		return false
+	}
+	var next *memBlock // the one that is not taken
 	for _, m := range s.mem {
 		if m.state == blockSubmitted || m.state == blockDurable {
 			continue
 		}
-		if m.state != blockEncoded || size >= batchBytes || c.rollAt != 0 && m.id > c.rollAt {
+		if next = m; m.state != blockEncoded || size >= maxTable || c.rollAt != 0 && m.id > c.rollAt {
 			break
 		}
+		next = nil
 		take = append(take, m)
 		size += len(m.body)
+		raw += m.size()
+		dirty = dirty || m.dirty()
 	}
-	for _, m := range take {
-		m.state = blockSubmitted
-	}
-	if len(take) > 0 {
-		w.inflight++
-	}
-	s.mu.Unlock()
 	if len(take) == 0 {
 		return false
 	}
-	it := item{seg: g, log: g.log, batch: g.db.NewBatchWithSize(size + 4096), blocks: take}
+	last := c.tables // that goes to g
+	if c.rollAt != 0 {
+		last = min(last, c.rollAt)
+	}
+	due = take[0].id <= last && (next == nil || next.id > last)
+	switch {
+	case due || size >= c.fullTable:
+	case !dirty && size >= c.tailedTable:
+	case 4*raw >= w.a.o.QueueBytes: // they are in the way of what comes
+	default:
+		return false
+	}
+	deletes := false
+	for _, m := range take {
+		deletes = deletes || m.tails > 0
+		m.needs = m.dirty()
+		m.state = blockSubmitted
+	}
+	w.inflight++
+	w.ingesting++
+	it := item{seg: g, log: g.log, db: g.db, batch: g.db.NewBatch(), blocks: take}
 	for _, m := range take {
 		it.err = putBlock(it.batch, m)
 		c.lines[g] = addLines(c.lines[g], m.lines)
 		c.stored[g] += int64(len(m.body))
-		if it.err == nil && m.tails > 0 {
-			// In the same batch, so that a reader of what is left after a
-			// crash never meets both; it would ignore the tail records.
-			it.err = it.batch.DeleteRange(seqKey(nil, keyTail, m.id), seqKey(nil, keyTail, m.id+1), nil)
+		if n := m.b.RawSize(); n > 0 {
+			c.ratio += (float64(len(m.body))/float64(n) - c.ratio) / 8
 		}
 		if it.err != nil {
 			break
 		}
 	}
+	if deletes && it.err == nil {
+		// In the batch of the headers, which comes after the bodies: a reader
+		// of what is left after a crash ignores the tail records of what a
+		// block holds, whenever that was.
+		it.err = it.batch.DeleteRange(seqKey(nil, keyTail, take[0].id), seqKey(nil, keyTail, take[len(take)-1].id+1), nil)
+	}
 	if it.err == nil {
 		it.err = putJSON(it.batch, metaLines, c.lines[g])
 	}
-	c.submit(it)
+	w.tables <- it // there is room: ingesting counts them
 	return true
 }
 
-func (c *committer) submit(it item) {
-	if it.err == nil {
-		it.err = guard(it.log, func() error { return it.seg.db.ApplyNoSyncWait(it.batch, pebble.Sync) })
+// ingest is the goroutine that writes tables: bodies first, synced and
+// ingested, then the batch with their headers, which makes them blocks. So
+// that a table never holds up a tail record, which goes to the log meanwhile.
+func (w *Writer) ingest() {
+	defer w.pipeline.Done()
+	defer close(w.pipe)
+	for it := range w.tables {
+		if it.sealed == nil {
+			if it.err == nil {
+				it.err = guard(it.log, func() error { return it.seg.ingest(it.db, it.blocks) })
+			}
+			it.submit()
+		}
+		w.pipe <- it
 	}
-	c.w.pipe <- it
 }
 
-// putBlock puts a compressed block into a batch.
+// submit hands the batch to the log, without waiting for the sync.
+func (it *item) submit() {
+	if it.err == nil {
+		it.err = guard(it.log, func() error { return it.db.ApplyNoSyncWait(it.batch, pebble.Sync) })
+	}
+}
+
+// putBlock puts what makes a block of a body that was ingested into a batch:
+// its header. A block of marks alone, which is small, goes there whole.
 func putBlock(b *pebble.Batch, m *memBlock) error {
 	if m.parsed.Messages == 0 {
 		return b.Set(seqKey(nil, keyMarks, m.id), joined(nil, m.header, m.body), nil)
 	}
-	first := uint64(m.parsed.First())
-	if err := b.Set(seqKey(nil, keyHeader, first), m.header, nil); err != nil {
-		return err
-	}
-	return b.Set(seqKey(nil, keyBody, first), m.body, nil)
+	return b.Set(seqKey(nil, keyHeader, uint64(m.parsed.First())), m.header, nil)
 }
 
 func putJSON(b *pebble.Batch, key []byte, v any) error {
@@ -512,57 +613,67 @@ func putJSON(b *pebble.Batch, key []byte, v any) error {
 	return b.Set(key, doc, nil)
 }
 
-// sync writes what no sync covers as a tail record, when it is due, together
-// with the metadata that waits.
+// waiting is about how many compressed bytes no sync covers, and nothing
+// that was decided yet will write. REQUIRES: mu.
+func (c *committer) waiting() int {
+	n := 0.0
+	for _, m := range c.w.s.mem {
+		switch {
+		case m.id <= c.tables || m.state >= blockSubmitted || m.fresh == 0:
+		case m.state == blockEncoded:
+			n += float64(len(m.body)) * float64(m.fresh) / float64(m.size())
+		default:
+			n += float64(m.fresh) * c.ratio
+		}
+	}
+	return int(n)
+}
+
+// sync sees, when it is due, that what no sync covers is written: as a table
+// where that is enough, else as tail records; and the metadata that waits.
 func (c *committer) sync() {
 	w := c.w
 	s := w.s
 	s.mu.Lock()
 	due := !w.since.IsZero() && time.Since(w.since) >= w.a.o.Sync || w.flushTo > w.tailOps || w.closing
+	if due && c.waiting() >= c.syncTable && c.cur != nil { // even while tail records are on their way
+		if !w.open.b.Empty() {
+			w.cut()
+		}
+		c.tables = max(c.tables, w.open.id-1)
+	}
 	if !due || w.tailing {
 		s.mu.Unlock()
 		return
 	}
-	m := w.open
 	g := c.cur
-	if c.next != nil && m.id > c.rollAt {
-		g = c.next
+	if c.next != nil {
+		g = c.next // blocks up to rollAt are on their way to tables
 	}
-	if g == nil && (!m.b.Empty() || len(w.records) > 0) {
+	if g == nil && (!w.open.b.Empty() || len(w.records) > 0) {
 		s.mu.Unlock() // it came after step looked
 		w.signal()
 		return
 	}
-	marks := m.b.Marks()
-	it := item{tail: true, of: m, ops: w.ops, records: w.records, marked: len(marks)}
-	marks = marks[min(m.marked, it.marked):]
+	it := item{tail: true, ops: w.ops, records: w.records}
 	w.records, w.since = nil, time.Time{}
 	if len(w.marksIn) > 0 { // they came after takeMarks
 		it.ops -= uint64(len(w.marksIn))
 		w.since = time.Now()
 	}
-	c.pieces = c.pieces[:0]
-	for _, r := range m.unsynced.Ranges() {
-		it.ranges = append(it.ranges, r)
-		m.b.PiecesFrom(r.First, func(p moldcast.Piece) bool {
-			if p.First >= r.Next {
-				return false
-			}
-			if over := p.Range().Next; over > r.Next {
-				p.Msgs, _ = p.Msgs.Split(int(r.Next - p.First))
-			}
-			c.pieces = append(c.pieces, p)
-			return true
-		})
-	}
-	m.unsynced.Clear()
 	it.facts = w.dirty && g != nil
 	f := s.facts
 	if it.facts {
 		w.dirty = false
 	}
-	content := len(c.pieces)+len(marks) > 0
-	if g == nil || !content && len(it.records) == 0 && !it.facts {
+	c.parts = c.parts[:0]
+	for _, m := range s.mem {
+		if m.id > c.tables && m.state < blockSubmitted && m.dirty() && g != nil {
+			c.parts = append(c.parts, m.tailPart())
+		}
+	}
+	it.parts = append([]tailPart(nil), c.parts...)
+	if g == nil || len(it.parts) == 0 && len(it.records) == 0 && !it.facts {
 		w.tailOps = max(w.tailOps, it.ops)
 		w.done.Broadcast()
 		s.mu.Unlock()
@@ -570,30 +681,21 @@ func (c *committer) sync() {
 	}
 	w.inflight++
 	w.tailing = true
-	n := m.tails
-	if content {
-		m.tails++
-	}
-	m.pins++ // the pieces alias its memory
 	s.mu.Unlock()
 
-	it.seg, it.log = g, g.log
+	it.seg, it.log, it.db = g, g.log, g.db
 	it.batch = g.db.NewBatch()
-	if content {
-		it.err = c.gather(marks)
-	}
-	s.mu.Lock()
-	m.pins--
-	s.mu.Unlock()
-	if content && it.err == nil {
-		var header, body []byte
-		header, body, it.err = c.enc.Encode(c.buf[:0], c.tail, block.EncodeOptions{})
+	for i := range it.parts {
 		if it.err == nil {
-			c.buf = body
-			c.frame = joined(c.frame[:0], header, body)
-			it.err = it.batch.Set(tailKey(nil, m.id, n), c.frame, nil)
+			it.err = c.putTail(it.batch, &it.parts[i])
 		}
 	}
+	s.mu.Lock()
+	for i := range it.parts {
+		it.parts[i].of.pins--
+		it.parts[i].pieces = nil
+	}
+	s.mu.Unlock()
 	for _, r := range it.records {
 		if it.err == nil {
 			it.err = it.batch.Set(r.key, r.value, nil)
@@ -602,24 +704,55 @@ func (c *committer) sync() {
 	if it.facts && it.err == nil {
 		it.err = putJSON(it.batch, metaFacts, f)
 	}
-	c.submit(it)
+	it.submit()
+	w.pipe <- it
 }
 
-// gather copies the pieces and marks of a tail record together.
-func (c *committer) gather(marks []moldcast.Mark) error {
+// tailPart takes what of m no tail record holds, for the next one. It pins m,
+// whose memory the pieces alias. REQUIRES: the session's lock.
+func (m *memBlock) tailPart() tailPart {
+	marks := m.b.Marks()
+	p := tailPart{of: m, n: m.tails, marked: len(marks), marks: marks[min(m.marked, len(marks)):], raw: m.fresh}
+	for _, r := range m.unsynced.Ranges() {
+		p.ranges = append(p.ranges, r)
+		m.b.PiecesFrom(r.First, func(q moldcast.Piece) bool {
+			if q.First >= r.Next {
+				return false
+			}
+			if over := q.Range().Next; over > r.Next {
+				q.Msgs, _ = q.Msgs.Split(int(r.Next - q.First))
+			}
+			p.pieces = append(p.pieces, q)
+			return true
+		})
+	}
+	m.unsynced.Clear()
+	m.fresh = 0
+	m.tails++
+	m.pins++
+	return p
+}
+
+// putTail compresses one tail record into a batch.
+func (c *committer) putTail(b *pebble.Batch, p *tailPart) error {
 	c.tail.Reset(c.w.s.ref.Session)
-	for _, p := range c.pieces {
-		if err := c.tail.Append(p); err != nil {
+	for _, q := range p.pieces {
+		if err := c.tail.Append(q); err != nil {
 			return err
 		}
 	}
-	for _, k := range marks {
+	for _, k := range p.marks {
 		if err := c.tail.Mark(k); err != nil {
 			return err
 		}
 	}
-	clear(c.pieces)
-	return nil
+	header, body, err := c.enc.Encode(c.buf[:0], c.tail, block.EncodeOptions{})
+	if err != nil {
+		return err
+	}
+	c.buf = body
+	c.frame = joined(c.frame[:0], header, body)
+	return b.Set(tailKey(nil, p.of.id, p.n), c.frame, nil)
 }
 
 // roll begins the next segment when the open one is full or old: first it is
@@ -631,7 +764,7 @@ func (c *committer) roll() {
 	switch {
 	case c.cur == nil || c.opening:
 	case c.next == nil:
-		full := c.stored[c.cur] >= w.a.o.SegmentSize
+		full := c.stored[c.cur]+c.encoded() >= w.a.o.SegmentSize
 		old := w.a.o.SegmentTime > 0 && c.stored[c.cur] > 0 && w.a.o.Clock().Sub(c.cur.opened) >= w.a.o.SegmentTime
 		if !full && !old || time.Now().Before(c.retryAt) {
 			return
@@ -658,12 +791,24 @@ func (c *committer) roll() {
 		if waits {
 			return
 		}
-		w.pipe <- item{sealed: c.cur}
+		w.tables <- item{sealed: c.cur}
 		delete(c.stored, c.cur)
 		delete(c.lines, c.cur)
 		c.cur, c.next, c.rollAt = c.next, nil, 0
 		w.signal()
 	}
+}
+
+// encoded is how many bytes of blocks wait to be written.
+func (c *committer) encoded() (n int64) {
+	c.w.s.mu.Lock()
+	defer c.w.s.mu.Unlock()
+	for _, m := range c.w.s.mem {
+		if m.state == blockEncoded {
+			n += int64(len(m.body))
+		}
+	}
+	return n
 }
 
 // arrived takes up the segment that was opened for a roll.
@@ -685,6 +830,7 @@ func (c *committer) arrived(o opened) {
 		w.cut()
 	}
 	c.rollAt = w.open.id - 1
+	c.tables = max(c.tables, c.rollAt)
 	if w.since.IsZero() {
 		w.since = time.Now()
 	}
@@ -770,7 +916,7 @@ func (w *Writer) wait() {
 		}
 		err := it.err
 		if err == nil {
-			err = guard(it.log, it.batch.SyncWait)
+			err = guard(it.log, it.batch.SyncWait) // the one thing that moves the durable watermark
 		}
 		if err != nil {
 			it.log.fail(err)
@@ -790,6 +936,9 @@ func (w *Writer) confirm(it item) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	w.inflight--
+	if it.blocks != nil {
+		w.ingesting--
+	}
 	x := it.seg.idx.Load()
 	for _, m := range it.blocks {
 		m.state = blockDurable
@@ -810,10 +959,12 @@ func (w *Writer) confirm(it item) {
 	w.trim()
 	if it.tail {
 		w.tailing = false
-		for _, r := range it.ranges {
-			s.synced.Add(r)
+		for _, p := range it.parts {
+			for _, r := range p.ranges {
+				s.synced.Add(r)
+			}
+			p.of.marked = max(p.of.marked, p.marked)
 		}
-		it.of.marked = max(it.of.marked, it.marked)
 		w.tailOps = max(w.tailOps, it.ops)
 	}
 	w.publish()
@@ -825,6 +976,9 @@ func (w *Writer) failedItem(it item, err error) {
 	s := w.s
 	s.mu.Lock()
 	w.inflight--
+	if it.blocks != nil {
+		w.ingesting--
+	}
 	if it.tail {
 		w.tailing = false
 		w.records = append(it.records, w.records...)

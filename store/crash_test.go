@@ -48,9 +48,9 @@ func (m *memFS) crash(percent int, rng *rand.Rand) *memFS {
 // crashes is how many crashes the tests go through.
 func crashes() int {
 	if os.Getenv("MOLDTAPE_LONG") != "" {
-		return 400
+		return 500
 	}
-	return 40
+	return 60
 }
 
 // feed stores messages as a lossy feed brings them: mostly in order, with

@@ -81,23 +81,33 @@
 //	'x' name               facts: segment, facts, lines (JSON)
 //
 // All integers are big-endian. Headers lie apart from bodies, so that
-// listings, coverage, times and holes are read without them; bodies are
-// separated by Pebble into blob files, which it never rewrites. A block is
+// listings, coverage, times and holes are read without them; bodies lie in
+// tables that hold nothing else and are ingested: they never pass through the
+// log, and no compaction rewrites them (there is none). A block is
 // found by the runs of the headers, which are in memory for the open segment
 // and for those sealed ones that are open (64 at most).
 //
 // # How a message becomes durable
 //
-//	Append   copies into the open block, under the session's lock; readable at once
-//	worker   compresses a block that is full (BlockSize) or old (BlockAge)
-//	committer   one synced batch: blocks, and the deletion of their tail records
-//	waiter   after the sync: moves the watermarks, frees memory
-//	sealer   flushes, closes and seals what was rolled
+//	Append     copies into the open block, under the session's lock; readable at once
+//	worker     compresses a block that is full (BlockSize)
+//	committer  decides what is written: blocks as a table, or tail records to the log
+//	ingester   writes the bodies of a table, syncs and ingests it, then hands the
+//	           headers and the deletion of tail records to the log in one batch
+//	waiter     after the sync of the log: moves the watermarks, frees memory
+//	sealer     flushes, closes and seals what was rolled
 //
-// When Options.Sync falls due, what of the open block no record holds is
-// compressed and written as a tail record, with sync. A tail record is of use
-// until its block is written; both happen in one batch, and when a segment is
-// recovered, what of a tail record a block holds is ignored.
+// When Options.Sync falls due and at least 256 KiB compressed waits that no
+// sync covers, the open block is cut and all becomes a table: it is written
+// once. Less is compressed and written as tail records, with sync; such blocks
+// wait in memory until 1 MiB is together or the oldest is BlockAge old, so that
+// slow data is written twice, and in tables that are worth their three syncs.
+// 4 MiB make a table whatever is due. (Sizes are smaller where segments are.)
+// A table that is being written holds up neither Append nor tail records.
+//
+// A body is nothing until its header is there, and a tail record is of use
+// until then. What of a tail record a block holds is ignored, so that nothing
+// between the two need be atomic.
 //
 // A roll opens the next segment first, then cuts the open block; what came
 // before goes to the old one, which is sealed behind the pipeline. Append
@@ -138,10 +148,13 @@
 // # Crashes, one by one
 //
 //	making a segment        its directory without a store: opened as an empty one
+//	writing a table         a file table-….tmp, removed when the segment is opened for writing
+//	between body and header a body without a header: deleted when the segment is recovered; what was
+//	                        durable of it is in tail records
 //	writing a batch         Pebble's log ends in a torn record: cut when it is opened; nothing of it
 //	                        was below the durable watermark
-//	between tail and block  tail records become blocks again, in one batch that deletes them
-//	during that             that batch is in the log or it is not
+//	between block and tail  what a block holds of a tail record is ignored; the rest becomes blocks
+//	during that             bodies without headers, again: it is done once more
 //	rolling                 two unsealed segments: both are recovered, the older one sealed first
 //	sealing                 no seal.json: recovered and sealed again; seal.json.tmp is written over
 //	writing session.json    the old one, or it is made again
@@ -207,7 +220,12 @@
 //   - The loss of a last segment that was not yet sealed is not noticed.
 //   - Pebble panics where a file of bodies is missing or cut short. That is
 //     caught, costs some memory once a block, and is damage of these blocks.
-//   - Blocks are written twice: to Pebble's log, and when that is flushed.
+//   - What comes slower than 256 KiB compressed in Options.Sync is written twice:
+//     as tail records and as blocks. Headers (0.2 %) always are.
 //   - The order of blocks within a segment is that of their first sequences,
-//     which overlap where fills came late.
+//     which overlap where fills came late: the seal neither merges patches nor
+//     compresses again. Reading by sequence is as fast all the same; the cost is
+//     in the size of patch blocks.
+//   - What a crash left of a table that never became blocks takes its room in
+//     the segment until that is pruned: 8 MiB at most.
 package store

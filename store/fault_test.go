@@ -185,7 +185,7 @@ func TestSlowDisk(t *testing.T) {
 		}
 		return nil
 	})))
-	o.SegmentSize = 1 << 20
+	o.SegmentSize = 64 << 10 // tables of 16 KiB at each sync
 	a := create(t, o)
 	w := writer(t, a, "S")
 	r := moldcast.Range{First: 1, Next: 100}
@@ -194,8 +194,8 @@ func TestSlowDisk(t *testing.T) {
 		t.Fatal(err)
 	}
 	slow.Store(true)
-	r.Next = 4000
-	fillRange(t, w, moldcast.Range{First: 100, Next: 4000}, 3)
+	r.Next = 20000
+	fillRange(t, w, moldcast.Range{First: 100, Next: 20000}, 3)
 	until(t, "blocks wait for the disk", func() bool {
 		w.s.mu.Lock()
 		defer w.s.mu.Unlock()
@@ -206,9 +206,9 @@ func TestSlowDisk(t *testing.T) {
 		}
 		return false
 	})
-	fillRange(t, w, moldcast.Range{First: 4000, Next: 4010}, 3) // moves what is published
-	r.Next = 4010
-	if next, d, _ := w.Watermarks(); d >= 4000 || next != 4010 {
+	fillRange(t, w, moldcast.Range{First: 20000, Next: 20010}, 3) // moves what is published
+	r.Next = 20010
+	if next, d, _ := w.Watermarks(); d >= 20000 || next != 20010 {
 		t.Errorf("next %d, durable %d while nothing was synced", next, d)
 	} else {
 		o := o

@@ -34,9 +34,10 @@ func pebbleOptions(fs vfs.FS, cache *pebble.Cache, log pebble.Logger) *pebble.Op
 		MaxOpenFiles:                256,
 		BytesPerSync:                1 << 20,
 		WALBytesPerSync:             1 << 20,
-		L0CompactionThreshold:       16,
-		L0StopWritesThreshold:       256,
-		LBaseMaxBytes:               1 << 40,
+		// What is written once is not written again: tables lie where they
+		// came, the rest is small. Nothing waits for compactions.
+		DisableAutomaticCompactions: true,
+		L0StopWritesThreshold:       1 << 30,
 		DisableTableStats:           true,
 	}
 	for i := range o.TargetFileSizes {
@@ -198,7 +199,6 @@ func openForRead(dir string, fs vfs.FS, cache *pebble.Cache, log *slog.Logger) (
 	l := &pebbleLog{log: log}
 	o := pebbleOptions(sealedFS{fs}, cache, l)
 	o.ReadOnly = true
-	o.DisableAutomaticCompactions = true
 	o.EventListener = &pebble.EventListener{DataCorruption: l.corruption}
 	db, err = pebble.Open(dir, o)
 	if err == nil && l.dead.Load() {

@@ -107,6 +107,7 @@ func (g *segment) open(a *Archive, wake func()) error {
 		return fail(fmt.Errorf("it is %s/%v@%d segment %d: moved here by hand?", info.Channel, info.Session, info.Take, info.Segment))
 	}
 	g.node, g.opened = info.Node, info.Opened
+	removeTables(a.o.FS, g.dir)
 	g.mu.Lock()
 	g.db, g.fence, g.log = db, fence, log
 	g.mu.Unlock()

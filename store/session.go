@@ -70,6 +70,8 @@ type memBlock struct {
 
 	patch    bool    // it holds what replaces a damaged block
 	unsynced gap.Set // of cov, what no tail record holds
+	fresh    int64   // about its size in memory
+	needs    bool    // when it was submitted it was dirty
 	marked   int     // marks of b that a tail record holds
 	tails    uint32  // tail records written
 	begun    time.Time
@@ -78,6 +80,14 @@ type memBlock struct {
 
 	buf, header, body []byte // once compressed
 	parsed            block.Header
+}
+
+// dirty reports whether only writing m makes all of it durable. REQUIRES: mu.
+func (m *memBlock) dirty() bool {
+	if m.state >= blockSubmitted {
+		return m.needs
+	}
+	return len(m.unsynced.Ranges()) > 0 || m.marked < len(m.b.Marks())
 }
 
 type blockState uint8

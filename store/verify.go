@@ -601,7 +601,7 @@ func (v *verification) segment(ctx context.Context, c *checked, s *checkedSegmen
 			return check(k, header, func(uint64) ([]byte, func(), error) { return body, func() {}, nil })
 		})
 	}
-	if err == nil {
+	if err == nil && s.sealed { // before, it may be what a crash left, and goes when it is recovered
 		err = v.strays(h.db, bodies, bad)
 	}
 	if err == nil && !s.sealed {

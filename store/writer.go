@@ -25,8 +25,10 @@ const maxMarksIn = 1 << 16
 // Options.Sync.
 //
 // Append copies into the open block and returns. A full or old block goes to
-// a worker, which compresses it, then to the committer, which writes it, then
-// to the waiter, which moves the durable watermark once it is synced. Only
+// a worker, which compresses it; the committer gathers blocks for a table, the
+// ingester writes that, and the waiter moves the durable watermark once it is
+// synced. What comes to little waits, and the committer writes it as tail
+// records meanwhile. Only
 // the committer and the sealer open and close segments, so that Append never
 // waits for a disk.
 type Writer struct {
@@ -62,14 +64,16 @@ type Writer struct {
 	lost      bool // a block can never be written
 	stop      bool // workers end
 	inflight  int
+	ingesting int       // of those, tables
 	tailing   bool      // a tail record is on its way
 	work      sync.Cond // workers: queue is not empty, or closing
 	done      sync.Cond // Append with Wait, Flush, Close: something became durable, or failed
 
-	wake chan struct{}
-	pipe chan item
-	seal chan *segment
-	quit chan struct{} // closed by Close
+	wake   chan struct{}
+	tables chan item // from the committer to the ingester
+	pipe   chan item // from both to the waiter
+	seal   chan *segment
+	quit   chan struct{} // closed by Close
 
 	committer  committer
 	workers    sync.WaitGroup
@@ -104,7 +108,7 @@ func (a *Archive) Writer(channel string, sess moldcast.Session, take int) (*Writ
 	}
 	w := &Writer{
 		s: s, a: a, lock: lock, nextBlock: 1,
-		wake: make(chan struct{}, 1), pipe: make(chan item, pipelineDepth), seal: make(chan *segment, 4),
+		wake: make(chan struct{}, 1), tables: make(chan item, tablesDepth+2), pipe: make(chan item, pipelineDepth), seal: make(chan *segment, 4),
 		quit: make(chan struct{}),
 	}
 	w.work.L, w.done.L = &s.mu, &s.mu
@@ -133,8 +137,9 @@ func (a *Archive) Writer(channel string, sess moldcast.Session, take int) (*Writ
 		w.workers.Add(1)
 		go w.compress(enc)
 	}
-	w.pipeline.Add(3)
+	w.pipeline.Add(4)
 	go w.committer.run()
+	go w.ingest()
 	go w.wait()
 	go w.sealer()
 	return w, nil
@@ -227,7 +232,6 @@ func (w *Writer) fresh() {
 func (w *Writer) cut() {
 	m := w.open
 	m.state = blockCut
-	m.unsynced.Clear()
 	w.queue = append(w.queue, m)
 	w.fresh()
 	w.work.Signal()
@@ -347,6 +351,7 @@ func (w *Writer) store(q moldcast.Piece, patch bool) error {
 	}
 	m.cov.Add(r)
 	m.unsynced.Add(r)
+	m.fresh += size
 	if patch {
 		m.patch = true
 		s.found(r)
@@ -539,7 +544,7 @@ func (w *Writer) View() *View { return newView(w.s) }
 // durableOps is how many operations are durable. REQUIRES: mu.
 func (w *Writer) durableOps() uint64 {
 	for _, m := range w.s.mem {
-		if m.state >= blockCut && m.state < blockDurable {
+		if m.state >= blockCut && m.state < blockDurable && m.dirty() {
 			return min(w.tailOps, m.firstOp)
 		}
 	}
