@@ -2,6 +2,7 @@ package store
 
 import (
 	"container/list"
+	"context"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -176,7 +177,11 @@ func (t *table) close(h *handle) {
 		return
 	}
 	if err := protect(h.db.Close); err != nil {
-		t.log.Warn("closing a sealed segment", "segment", h.seg.name, "err", err)
+		level := slog.LevelWarn
+		if errors.Is(err, errPanic) {
+			level = slog.LevelDebug // what is wrong with it was said when it was read
+		}
+		t.log.Log(context.Background(), level, "closing a sealed segment", "segment", h.seg.name, "err", err)
 	}
 }
 
