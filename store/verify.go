@@ -601,8 +601,9 @@ func (v *verification) segment(ctx context.Context, c *checked, s *checkedSegmen
 			return check(k, header, func(uint64) ([]byte, func(), error) { return body, func() {}, nil })
 		})
 	}
+	var stray []string
 	if err == nil && s.sealed { // before, it may be what a crash left, and goes when it is recovered
-		err = v.strays(h.db, bodies, bad)
+		stray, err = v.strays(h.db, bodies)
 	}
 	if err == nil && !s.sealed {
 		var tails []tailRecord
@@ -618,14 +619,18 @@ func (v *verification) segment(ctx context.Context, c *checked, s *checkedSegmen
 	if partly {
 		// What was not come to is missing, or accounted for already.
 		before := v.damages(c, s)
-		v.compare(c, s, &cov, hashes, headless, err, bad)
+		v.compare(c, s, &cov, hashes, headless, stray, err, bad)
 		partly = v.damages(c, s) > before || before > 0
 	}
 	if err != nil && ctx.Err() == nil && !partly {
 		bad(moldcast.Range{}, "reading stopped: %v", err)
 	}
 	if s.seal != nil && err == nil {
-		v.compare(c, s, &cov, hashes, headless, nil, bad)
+		v.compare(c, s, &cov, hashes, headless, stray, nil, bad)
+	} else if !partly {
+		for _, problem := range stray {
+			bad(moldcast.Range{}, "%s", problem)
+		}
 	}
 	v.salvage(c, s, h, dec)
 	v.mu.Lock()
@@ -636,21 +641,23 @@ func (v *verification) segment(ctx context.Context, c *checked, s *checkedSegmen
 	v.mu.Unlock()
 }
 
-// strays looks for bodies that no header speaks for.
-func (v *verification) strays(db *pebble.DB, known map[uint64]bool, bad func(moldcast.Range, string, ...any)) error {
+// strays looks for bodies that no header speaks for, and says what is wrong
+// with each.
+func (v *verification) strays(db *pebble.DB, known map[uint64]bool) (problems []string, err error) {
 	// Keys only: bodies are not read again.
-	return iterate(db, []byte{keyBody}, []byte{keyBody + 1}, false, func(k, _ []byte) error {
+	err = iterate(db, []byte{keyBody}, []byte{keyBody + 1}, false, func(k, _ []byte) error {
 		if len(k) != 9 || !known[seqOf(k)] {
-			bad(moldcast.Range{}, "body %x has no sound header", k)
+			problems = append(problems, fmt.Sprintf("body %x has no sound header", k))
 		}
 		return nil
 	})
+	return problems, err
 }
 
 // compare compares what a segment holds with its seal. headless are the blocks
-// whose header is damaged: what they hold only the seal tells. stopped is why
-// not all was read, if so.
-func (v *verification) compare(c *checked, s *checkedSegment, cov *gap.Set, hashes []string, headless []badHeader, stopped error, bad func(moldcast.Range, string, ...any)) {
+// whose header is damaged: what they hold only the seal tells. stray is what is
+// wrong with bodies that have none. stopped is why not all was read, if so.
+func (v *verification) compare(c *checked, s *checkedSegment, cov *gap.Set, hashes []string, headless []badHeader, stray []string, stopped error, bad func(moldcast.Range, string, ...any)) {
 	var sealed gap.Set
 	var missing []moldcast.Range
 	for _, r := range s.seal.ranges() {
@@ -676,10 +683,16 @@ func (v *verification) compare(c *checked, s *checkedSegment, cov *gap.Set, hash
 		also = nil
 	}
 	if len(missing) == 0 {
+		for _, problem := range stray {
+			bad(moldcast.Range{}, "%s", problem)
+		}
 		for _, h := range headless {
 			bad(moldcast.Range{}, "block %x: %v", h.key, h.err)
 		}
 		return
+	}
+	for _, problem := range stray { // of the blocks that are missing
+		also = append(also, Fault{Session: c.ref.String(), Segment: segmentName(s.g.num), Problem: problem})
 	}
 	problem := "sealed, but no block holds it"
 	for _, r := range missing {
