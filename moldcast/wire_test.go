@@ -98,7 +98,7 @@ func TestMessageCannotGrow(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	_ = append(p.Msgs.Next(), "XXX"...)
+	_ = append(p.Msgs.Next(), "yyy"...)
 	if got := string(p.Msgs.Next()); got != "b" {
 		t.Fatalf("second message %q", got)
 	}
