@@ -611,6 +611,14 @@ func (v *verification) segment(ctx context.Context, c *checked, s *checkedSegmen
 			for _, t := range tails {
 				if t.err != nil {
 					bad(moldcast.Range{}, "tail record %x: %v", t.key, t.err)
+					continue
+				}
+				blocks++
+				for _, r := range t.block.Runs() {
+					for _, m := range cov.Missing(r) { // the rest is in blocks by now
+						messages += m.Len()
+						cov.Add(m)
+					}
 				}
 			}
 		}

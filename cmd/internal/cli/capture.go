@@ -223,6 +223,9 @@ func runCapture(ctx context.Context, e *env, f *captureFlags) error {
 	if f.mtu < 128 || f.mtu > 65535 {
 		return usagef("--mtu %d: want 128..65535", f.mtu)
 	}
+	if err := f.retention.check(); err != nil {
+		return err
+	}
 	cfg.EnsureDefaults()
 	if err := cfg.Validate(); err != nil {
 		return usagef("%v", err)

@@ -11,6 +11,7 @@ import (
 	"log/slog"
 	"os"
 	"os/signal"
+	"runtime/debug"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -173,6 +174,7 @@ func newRoot(e *env) *cobra.Command {
 	root := &cobra.Command{
 		Use:           "moldtape",
 		Short:         "Record, serve and replay sequenced multicast market data (MoldUDP64)",
+		Version:       version(),
 		SilenceErrors: true,
 		SilenceUsage:  true,
 		Args: func(_ *cobra.Command, args []string) error {
@@ -199,6 +201,22 @@ func newRoot(e *env) *cobra.Command {
 		root.AddCommand(add(e))
 	}
 	return root
+}
+
+// version is that of the module and the commit it was built from, as far as
+// the build recorded them.
+func version() string {
+	i, ok := debug.ReadBuildInfo()
+	if !ok {
+		return "unknown"
+	}
+	v := i.Main.Version
+	for _, s := range i.Settings {
+		if s.Key == "vcs.revision" {
+			v += " " + s.Value
+		}
+	}
+	return v + " " + i.GoVersion
 }
 
 func (e *env) setLogger() error {

@@ -140,10 +140,10 @@ func runDemo(ctx context.Context, e *env, f *demoFlags) error {
 		}
 		return err
 	}
-	d.print()
 	if err != nil {
 		return err
 	}
+	d.print()
 	fmt.Fprintln(e.stdout, "OK")
 	return nil
 }

@@ -51,6 +51,15 @@ func (o optional) String() string {
 
 func (f *retentionFlags) asked() bool { return f.keep >= 0 || f.maxBytes >= 0 }
 
+// check refuses 0 of a running node: with other flags it means no limit, here
+// it would remove all that is sealed, every minute.
+func (f *retentionFlags) check() error {
+	if f.keep == 0 || f.maxBytes == 0 {
+		return usagef("--keep and --max-bytes: want more than 0; without the flag nothing is removed for that reason")
+	}
+	return nil
+}
+
 func (f *retentionFlags) retention() store.Retention {
 	return store.Retention{Keep: f.keep, MaxBytes: f.maxBytes}
 }
@@ -213,9 +222,10 @@ func newAuditCmd(e *env) *cobra.Command {
 		Use:   "audit",
 		Short: "Print the audit log and check its chain",
 		Long: `Print what was removed, put on hold and released, with who, when and why. Each
-line of audit.log has the SHA-256 of the line before: with one that was changed,
-removed or put in, the first broken line is named and the exit code is 1. That
-lines are missing at the end it cannot show: keep its last line elsewhere.`,
+line of audit.log has the SHA-256 of the line before: where one was changed,
+removed or put in, the line after it does not fit: it is named, and the exit code
+is 1. That the last line was changed, or lines are missing at the end, the chain
+cannot show: keep its last line elsewhere.`,
 		Example: "  moldtape audit --archive /var/lib/moldtape --json",
 		Args:    noArgs,
 		RunE:    func(*cobra.Command, []string) error { return e.audit() },
