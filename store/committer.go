@@ -782,11 +782,10 @@ func (c *committer) roll() {
 		}()
 	default:
 		s.mu.Lock()
+		// Not before they are durable: what fails is written again, and where
+		// it was, since it may be there all the same.
 		m := c.oldest()
-		waits := m != nil && m.id <= c.rollAt && m.state != blockSubmitted
-		for _, m := range s.mem {
-			waits = waits || m.id <= c.rollAt && m.state < blockSubmitted && m.state > blockOpen
-		}
+		waits := m != nil && m.id <= c.rollAt
 		s.mu.Unlock()
 		if waits {
 			return

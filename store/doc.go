@@ -148,6 +148,8 @@
 // # Crashes, one by one
 //
 //	making a segment        its directory without a store: opened as an empty one
+//	making a manifest       its marker is made only after the directory was synced, so that none
+//	                        names a manifest whose entry was lost
 //	writing a table         a file table-….tmp, removed when the segment is opened for writing
 //	between body and header a body without a header: deleted when the segment is recovered; what was
 //	                        durable of it is in tail records
@@ -171,7 +173,14 @@
 // is tried again (after 0.1 s, doubling to 5 s). Until all that waited by then
 // is durable, Err and Trouble say why; durable stands still, and what comes is
 // taken up to QueueBytes and served from memory. Blocks that were on their way
-// are written again, under the same keys.
+// are written again, under the same keys and in the same segment, which is not
+// sealed before they are durable: what failed may be there all the same.
+//
+// The fence goes up in the instant of the failure. Pebble goes on after a
+// fatal error as if the edit of its manifest had been written, and would next
+// remove the log whose tables only that edit names. Failures of its log it is
+// not even told: where it cannot close one or begin the next it panics without
+// a lock that its caller then unlocks, which ends the process.
 //
 // Pebble ends no open and no flush of a store while the disk is full: a segment
 // is opened for writing only while the archive is there, on a disk with room

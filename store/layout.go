@@ -434,6 +434,12 @@ func makeDir(fs vfs.FS, dir string) error {
 	}
 	for _, d := range slices.Backward(parents) {
 		if err := syncDir(fs, d); err != nil {
+			// So that the next who asks makes and syncs it again, and does not
+			// take it for durable. What is not empty stays.
+			for i, d := 0, dir; i < len(parents); i++ {
+				_ = fs.Remove(d)
+				d = fs.PathDir(d)
+			}
 			return err
 		}
 	}

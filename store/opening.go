@@ -83,6 +83,7 @@ func (g *segment) openStore(a *Archive, wake func()) (*attempt, error) {
 	if t == nil {
 		t = &attempt{fence: newFenceFS(a.o.FS), done: make(chan struct{})}
 		t.log = &pebbleLog{log: a.o.Log.With("segment", g.name), say: true, down: make(chan struct{}), onErr: func(error) { wake() }}
+		t.fence.log, t.log.fence = t.log, t.fence
 		g.opening = t
 		go func() {
 			defer close(t.done)

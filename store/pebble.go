@@ -66,6 +66,11 @@ type pebbleLog struct {
 
 	down chan struct{} // closed when it is marked as dead; may be nil
 
+	// fence goes up at once when it is marked as dead: after Fatalf Pebble goes
+	// on as if the edit of its manifest had been written, and would next remove
+	// the log whose tables only that edit names. May be nil.
+	fence *fenceFS
+
 	mu   sync.Mutex
 	err  error
 	last time.Time // of an alarm: a failing flush is retried without a pause
@@ -120,6 +125,9 @@ func (l *pebbleLog) fail(err error) {
 		l.err = err
 	}
 	l.mu.Unlock()
+	if l.fence != nil {
+		l.fence.up.Store(true)
+	}
 	l.dead.Store(true)
 	if first && l.down != nil {
 		close(l.down)

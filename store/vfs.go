@@ -4,6 +4,7 @@ import (
 	"errors"
 	"io"
 	"os"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"syscall"
@@ -47,6 +48,7 @@ type fenceFS struct {
 	vfs.FS
 	up    atomic.Bool
 	pause time.Duration
+	log   *pebbleLog // told of failures of the log; nil: they are returned
 
 	mu    sync.Mutex
 	locks []*fenceLock
@@ -109,11 +111,88 @@ func (f *fenceFS) file(x vfs.File, err error) (vfs.File, error) {
 	return &fenceFile{File: x, fs: f}, nil
 }
 
-func (f *fenceFS) Create(name string, c vfs.DiskWriteCategory) (vfs.File, error) {
-	if err := f.check(); err != nil {
-		return nil, err
+// logFile is file of what may be Pebble's log: where Pebble cannot close a log
+// or begin the next it ends the process, by a panic without the lock that its
+// caller then unlocks. So a failure of the log is told to pebbleLog, before
+// which nothing that was handed to it is believed, and Pebble hears nothing.
+func (f *fenceFS) logFile(name string, create func() (vfs.File, error)) (vfs.File, error) {
+	err := f.check()
+	var x vfs.File
+	if err == nil {
+		x, err = f.file(create())
 	}
-	return f.file(f.FS.Create(name, c))
+	if f.log == nil || !strings.HasSuffix(name, ".log") {
+		return x, err
+	}
+	if err != nil {
+		f.log.fail(err)
+		return noFile{}, nil
+	}
+	return &quietFile{File: x, log: f.log}, nil
+}
+
+// noFile takes the place of a log that could not be made.
+type noFile struct{ vfs.File }
+
+func (noFile) Write(b []byte) (int, error)            { return len(b), nil }
+func (noFile) WriteAt(b []byte, _ int64) (int, error) { return len(b), nil }
+func (noFile) Preallocate(int64, int64) error         { return nil }
+func (noFile) Sync() error                            { return nil }
+func (noFile) SyncData() error                        { return nil }
+func (noFile) SyncTo(int64) (bool, error)             { return true, nil }
+func (noFile) Close() error                           { return nil }
+func (noFile) Fd() uintptr                            { return vfs.InvalidFd }
+func (noFile) Read([]byte) (int, error)               { return 0, errFenced }
+func (noFile) ReadAt([]byte, int64) (int, error)      { return 0, errFenced }
+func (noFile) Stat() (vfs.FileInfo, error)            { return nil, errFenced }
+func (noFile) Prefetch(int64, int64) error            { return nil }
+
+// quietFile is a log, or the directory it lies in, whose failures are told to
+// log alone.
+type quietFile struct {
+	vfs.File
+	log *pebbleLog
+}
+
+func (f *quietFile) told(err error) error {
+	if err != nil {
+		f.log.fail(err)
+	}
+	return nil
+}
+
+func (f *quietFile) Write(b []byte) (int, error) {
+	_, err := f.File.Write(b)
+	return len(b), f.told(err)
+}
+
+func (f *quietFile) WriteAt(b []byte, at int64) (int, error) {
+	_, err := f.File.WriteAt(b, at)
+	return len(b), f.told(err)
+}
+
+func (f *quietFile) Preallocate(at, n int64) error { return f.told(f.File.Preallocate(at, n)) }
+func (f *quietFile) Sync() error                   { return f.told(f.File.Sync()) }
+func (f *quietFile) SyncData() error               { return f.told(f.File.SyncData()) }
+func (f *quietFile) Close() error                  { return f.told(f.File.Close()) }
+
+func (f *quietFile) SyncTo(n int64) (bool, error) {
+	full, err := f.File.SyncTo(n)
+	return full, f.told(err)
+}
+
+func (f *fenceFS) Create(name string, c vfs.DiskWriteCategory) (vfs.File, error) {
+	if strings.HasPrefix(f.PathBase(name), "marker.") {
+		// It names a file that was only just made. Pebble syncs the directory
+		// once, after this: the marker could outlive a crash without the file.
+		if err := f.check(); err != nil {
+			return nil, err
+		}
+		if err := syncDir(f.FS, f.PathDir(name)); err != nil {
+			return nil, err
+		}
+	}
+	return f.logFile(name, func() (vfs.File, error) { return f.FS.Create(name, c) })
 }
 
 func (f *fenceFS) OpenReadWrite(name string, c vfs.DiskWriteCategory, o ...vfs.OpenOption) (vfs.File, error) {
@@ -123,13 +202,16 @@ func (f *fenceFS) OpenReadWrite(name string, c vfs.DiskWriteCategory, o ...vfs.O
 	return f.file(f.FS.OpenReadWrite(name, c, o...))
 }
 
-func (f *fenceFS) OpenDir(name string) (vfs.File, error) { return f.file(f.FS.OpenDir(name)) }
+func (f *fenceFS) OpenDir(name string) (vfs.File, error) {
+	x, err := f.file(f.FS.OpenDir(name))
+	if err != nil || f.log == nil {
+		return x, err
+	}
+	return &quietFile{File: x, log: f.log}, nil
+}
 
 func (f *fenceFS) ReuseForWrite(from, to string, c vfs.DiskWriteCategory) (vfs.File, error) {
-	if err := f.check(); err != nil {
-		return nil, err
-	}
-	return f.file(f.FS.ReuseForWrite(from, to, c))
+	return f.logFile(to, func() (vfs.File, error) { return f.FS.ReuseForWrite(from, to, c) })
 }
 
 func (f *fenceFS) Link(from, to string) error {
