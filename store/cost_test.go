@@ -76,12 +76,11 @@ func noisePiece(rng *rand.Rand, first moldcast.Seq, at moldcast.Stamp, buf []byt
 
 // cost is what a run wrote.
 type cost struct {
-	seconds         float64
-	stored, wrote   int64 // bytes: of blocks, and passed to write calls
-	atSeal          int64 // of wrote, by what came after the last message was durable
-	syncs, messages int64
-	longest         time.Duration // that Append took
-	segments        int
+	seconds       float64
+	stored, wrote int64 // bytes: of blocks, and passed to write calls
+	atSeal        int64 // of wrote, by what came after the last message was durable
+	syncs         int64
+	longest       time.Duration // that Append took
 }
 
 func (c cost) ratio() float64 { return float64(c.wrote) / float64(c.stored) }
