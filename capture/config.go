@@ -47,6 +47,7 @@ type Config struct {
 	ReorderWait  time.Duration // how long early messages stay in memory; default 2 ms; negative: not at all
 	ReorderBytes int64         // and how many bytes of them; default 64 MiB
 	NakRetry     time.Duration // least time before a request is repeated; default 2 ms
+	NakRate      int           // most requests a second, for each session; default 1000
 	NakBudget    time.Duration // how long a gap is asked for before it is a hole; default 10 s
 	MaxRequest   int           // most messages one request asks for; default moldcast.MaxCount
 	Stall        bool          // never give a gap up
@@ -105,7 +106,7 @@ func (c *Config) Validate() error {
 		return fmt.Errorf("%w: channel %s has %d lines; at most %d", ErrConfig, c.Channel, len(c.Lines), MaxLines)
 	case c.RerequestSource && c.RerequestPort == 0:
 		return fmt.Errorf("%w: channel %s asks the stream's source but no port is given", ErrConfig, c.Channel)
-	case c.ReorderBytes < 0, c.NakRetry < 0, c.NakBudget < 0, c.EndTimeout < 0:
+	case c.ReorderBytes < 0, c.NakRate < 0, c.NakRetry < 0, c.NakBudget < 0, c.EndTimeout < 0:
 		return fmt.Errorf("%w: channel %s has a negative limit", ErrConfig, c.Channel)
 	}
 	for i, l := range c.Lines {

@@ -40,6 +40,7 @@ type captureFlags struct {
 	reorderWait    time.Duration
 	reorderBytes   int64
 	nakRetry       time.Duration
+	nakRate        int
 	nakBudget      time.Duration
 	onLoss         string
 	start          string
@@ -50,7 +51,7 @@ type captureFlags struct {
 }
 
 func newCaptureCmd(e *env) *cobra.Command {
-	f := &captureFlags{sync: store.DefaultSync, segmentSize: 1 << 30, reserve: store.DefaultReserve, reorderWait: 2 * time.Millisecond, reorderBytes: 64 << 20, nakRetry: 2 * time.Millisecond, nakBudget: 10 * time.Second}
+	f := &captureFlags{sync: store.DefaultSync, segmentSize: 1 << 30, reserve: store.DefaultReserve, reorderWait: 2 * time.Millisecond, reorderBytes: 64 << 20, nakRetry: 2 * time.Millisecond, nakRate: 1000, nakBudget: 10 * time.Second}
 	c := &cobra.Command{
 		Use:   "capture",
 		Short: "Record a channel: join its lines, repair every gap, archive the stream",
@@ -81,6 +82,7 @@ Prints one JSON object on stdout when it receives ({"event":"ready",…}) and on
 	fs.Var(durationValue{&f.reorderWait}, "reorder-wait", "how long an early message waits in memory for its predecessor: so much later than --sync it is durable; no longer than --nak-budget")
 	fs.Var(sizeValue{&f.reorderBytes}, "reorder-bytes", "bound of what waits in memory")
 	fs.Var(durationValue{&f.nakRetry}, "nak-retry", "least time before a request is repeated")
+	fs.IntVar(&f.nakRate, "nak-rate", f.nakRate, "most requests a second, for each session, `N`: what the servers bear")
 	fs.Var(durationValue{&f.nakBudget}, "nak-budget", "how long a gap is asked for before it is recorded as a hole")
 	fs.StringVar(&f.onLoss, "on-loss", "record", "`record|stall`: after the budget the hole is on record, or never given up")
 	fs.StringVar(&f.start, "start", "", "where a new session begins, `beginning|live` (default beginning where there is a request server, else live)")
@@ -95,7 +97,7 @@ Prints one JSON object on stdout when it receives ({"event":"ready",…}) and on
 func (f *captureFlags) config(e *env) (capture.Config, error) {
 	cfg := capture.Config{
 		Channel: f.channel, Interface: f.iface,
-		ReorderWait: f.reorderWait, ReorderBytes: f.reorderBytes, NakRetry: f.nakRetry, NakBudget: f.nakBudget,
+		ReorderWait: f.reorderWait, ReorderBytes: f.reorderBytes, NakRetry: f.nakRetry, NakRate: f.nakRate, NakBudget: f.nakBudget,
 		UntilEnd: f.untilEnd, EndTimeout: f.endTimeout, Log: e.log,
 	}
 	if !store.ValidChannel(f.channel) {
@@ -142,6 +144,9 @@ func (f *captureFlags) config(e *env) (capture.Config, error) {
 	}
 	if f.nakBudget <= 0 {
 		return cfg, usagef("--nak-budget 0: want a time above 0; --on-loss stall never gives a gap up")
+	}
+	if f.nakRate < 1 || f.nakRate > 1_000_000 {
+		return cfg, usagef("--nak-rate %d: want 1 to 1000000 requests a second", f.nakRate)
 	}
 	if f.nakRetry <= 0 || f.nakRetry > maxNakRetry {
 		return cfg, usagef("--nak-retry %v: want a time above 0, at most %v", f.nakRetry, maxNakRetry)

@@ -121,7 +121,7 @@ zstd; "-" is stdin. Ends with End of Session, also when it is stopped.`,
 	fl.IntVar(&f.packetMessages, "packet-messages", 0, "most messages a packet; 0 is as many as fit")
 	fl.IntVar(&f.mtu, "mtu", moldcast.DefaultMTU, "most `BYTES` of an IP packet")
 	fl.StringVar(&f.retransmitListen, "retransmit-listen", "", "answer requests on `ADDR`")
-	fl.IntVar(&f.ring, "ring", moldcast.DefaultRing, "messages kept for requests")
+	fl.IntVar(&f.ring, "ring", moldcast.DefaultRing, "messages kept for requests; at most 64 MiB of them")
 	fl.Var(durationValue{&f.heartbeat}, "heartbeat", "silence after which a heartbeat is sent")
 	fl.Var(durationValue{&f.linger}, "linger", "how long End of Session is repeated, and requests are answered")
 	fl.IntVar(&f.dropEvery, "drop-every", 0, "for tests: do not send every `N`-th packet of messages, but keep it in the ring")
