@@ -20,6 +20,7 @@ var allowed = map[string][]string{
 	"moldcast":         {"moldcast/gap"},
 	"moldcast/gap":     {},
 	"moldcast/mcast":   {"moldcast", "moldcast/gap"},
+	"moldcast/soup":    {"moldcast", "moldcast/gap"},
 	"capture":          {"moldcast", "moldcast/gap", "moldcast/mcast", "capture/arbiter"},
 	"capture/arbiter":  {"moldcast", "moldcast/gap"},
 	"capture/capfile":  {"moldcast"},
@@ -39,7 +40,7 @@ var fenced = map[string][]string{
 }
 
 // pure packages may not reach for sockets, files, clocks' goroutines or locks.
-var pure = []string{"moldcast", "moldcast/gap", "capture/arbiter", "store/block", "retransmit/admit", "replay/pace"}
+var pure = []string{"moldcast", "moldcast/gap", "moldcast/soup", "capture/arbiter", "store/block", "retransmit/admit", "replay/pace"}
 
 var impure = []string{"net", "os", "os/signal", "sync", "syscall", "context", "golang.org/x/sys/unix", "golang.org/x/net/ipv4", "net/http"}
 
