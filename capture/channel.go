@@ -34,16 +34,17 @@ const (
 // Channel captures one channel. The goroutine in Run owns everything in it
 // but the counters of the sockets; Status and Lines may be called from others.
 type Channel struct {
-	cfg   Config
-	sink  Sink
-	clock mcast.Clock
-	wake  *mcast.Wake
-	lines []*tap
-	asks  *mcast.RX // the socket that requests go out of and answers come in; nil without servers
-	arb   *arbiter.Arbiter
-	ask   chan func() // run by the engine
-	ended chan struct{}
-	cold  *cold
+	cfg      Config
+	sink     Sink
+	clock    mcast.Clock
+	wake     *mcast.Wake
+	lines    []*tap
+	asks     *mcast.RX // the socket that requests go out of and answers come in; nil without servers
+	arb      *arbiter.Arbiter
+	asksHigh int         // as tap.high
+	ask      chan func() // run by the engine
+	ended    chan struct{}
+	cold     *cold
 
 	servers    []netip.AddrPort // by the arbiter's number; the stream's source is last, and zero until heard
 	sourceSeen moldcast.Instant // when the stream was last heard from that source
@@ -71,7 +72,8 @@ type Channel struct {
 // tap is a socket that one or more lines are heard on.
 type tap struct {
 	*mcast.Tap
-	rx *mcast.RX
+	rx   *mcast.RX
+	high int // most datagrams that the engine found in its ring
 }
 
 // session is what the engine keeps of one of the arbiter's.
@@ -334,6 +336,7 @@ func (c *Channel) drain() bool {
 	now := c.clock.Now()
 	for _, t := range c.lines {
 		ring := t.rx.Ring()
+		t.high = max(t.high, ring.Len())
 		n := 0
 		for ; n < drainBatch; n++ {
 			d := ring.Pop()
@@ -355,6 +358,7 @@ func (c *Channel) drain() bool {
 		return more
 	}
 	ring := c.asks.Ring()
+	c.asksHigh = max(c.asksHigh, ring.Len())
 	n := 0
 	for ; n < drainBatch; n++ {
 		d := ring.Pop()
@@ -419,39 +423,6 @@ func (c *Channel) requests(now moldcast.Instant) {
 		// socket counts it, and the schedule repeats it.
 		_, _ = c.asks.Socket().WriteBatch(c.out)
 	}
-}
-
-func (c *Channel) status() Status {
-	st := Status{Channel: c.cfg.Channel, Counters: c.arb.Counters()}
-	c.mu.Lock()
-	st.Sessions = append(make([]SessionStatus, 0, len(c.mu.recent)+4), c.mu.recent...)
-	c.mu.Unlock()
-	for _, t := range c.lines {
-		n := t.rx.Counters()
-		st.QueueDropped += n.QueueDropped
-		st.KernelDropped += n.KernelDropped
-		st.Malformed += n.Truncated
-	}
-	if c.asks != nil {
-		n := c.asks.Counters()
-		st.QueueDropped += n.QueueDropped
-		st.KernelDropped += n.KernelDropped
-		st.Malformed += n.Truncated
-	}
-	st.WrongSession += c.foreign
-	st.Storage = c.storage()
-	for _, s := range c.arb.Sessions() {
-		if x, ok := s.Ref.(*session); ok {
-			st.Sessions = append(st.Sessions, sessionStatus(s, x))
-		}
-	}
-	return st
-}
-
-func sessionStatus(s *arbiter.Session, x *session) SessionStatus {
-	st := SessionStatus{Session: s.Name(), Take: x.sink.Take(), State: s.State().String(), FirstSeq: s.First(), Holes: x.sink.Holes()}
-	st.NextSeq, st.DurableSeq, st.HeadSeq = x.sink.Watermarks()
-	return st
 }
 
 // release closes a session of the arbiter in the background: sealing takes

@@ -35,7 +35,9 @@ type Arbiter struct {
 	parked      int    // packets that wait for a comparison, of all sessions
 	parkedBytes int
 
-	c Counters // without those that the gap machines of open sessions keep
+	c     Counters     // without those that the gap machines of open sessions keep
+	gone  SessionStats // of sessions that were closed
+	heard []heard      // by line
 
 	now   moldcast.Instant // of the newest datagram
 	stamp moldcast.Stamp   // of the same
@@ -53,6 +55,8 @@ func New(cfg Config, out Output) (*Arbiter, error) {
 		sessions: make(map[moldcast.Session]*Session),
 		failing:  make(map[moldcast.Session]*failing),
 		seed:     maphash.MakeSeed(),
+		gone:     SessionStats{Lines: make([]LineStats, cfg.Lines)},
+		heard:    make([]heard, cfg.Lines),
 	}
 	for _, s := range cfg.Sessions {
 		if a.named == nil {
@@ -96,6 +100,7 @@ func (a *Arbiter) Offer(now moldcast.Instant, stamp moldcast.Stamp, line int, sr
 		return
 	}
 	a.now, a.stamp = now, stamp
+	a.heard[line] = heard{now, stamp, true}
 	s := a.last
 	if s == nil || s.name != p.Session {
 		if s = a.sessions[p.Session]; s == nil {
@@ -203,6 +208,7 @@ func (a *Arbiter) process(now moldcast.Instant, stamp moldcast.Stamp, line int, 
 	s.heard = now
 	r := p.Range()
 	s.m.Passed(now, line, r)
+	s.account(now, stamp, line, p)
 	a.claim(now, s, p.Kind, r)
 	switch p.Kind {
 	case moldcast.Data:
@@ -283,9 +289,7 @@ func (a *Arbiter) take(now moldcast.Instant, line int, s *Session, r moldcast.Ra
 		a.drop(now, line, s, r)
 		return
 	}
-	if v == gap.Stale {
-		a.c.Stale += r.Len()
-	}
+	a.accepted(s, line, v, r.Len())
 	s.high = max(s.high, r.Next)
 	if r.First < head {
 		last := p.Time
@@ -313,12 +317,30 @@ func (a *Arbiter) take(now moldcast.Instant, line int, s *Session, r moldcast.Ra
 	e := a.pool.get(p.Msgs.Framed())
 	e.Piece = p
 	e.Msgs = moldcast.MessagesOf(e.buf, p.Msgs.Len())
+	e.since = now
 	e.until = now + moldcast.Instant(max(0, min(a.cfg.ReorderWait, a.cfg.Gap.Budget)))
 	s.wait.add(e)
 	a.waitBytes += e.size()
 	a.waitMessages += r.Len()
 	if s.givenUp(r.First - 1) {
 		a.behind(now, s, r.First)
+	}
+}
+
+// accepted counts n messages that are held from now on.
+func (a *Arbiter) accepted(s *Session, line int, v gap.Verdict, n uint64) {
+	switch v {
+	case gap.InOrder:
+		a.c.InOrder += n
+	case gap.Ahead:
+		a.c.Early += n
+	case gap.Fill:
+		a.c.Filled += n
+	default:
+		a.c.Stale += n
+	}
+	if line != moldcast.AnswerLine {
+		s.lines[line].Taken += n
 	}
 }
 

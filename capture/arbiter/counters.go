@@ -14,6 +14,11 @@ import "github.com/moldtape/moldtape/moldcast/gap"
 // Arbiter.Waiting's:
 //
 //	Σ messages of Packets + Retaken + Copied = Messages + Duplicates + Conflicts + QueueDropped + Unasked + waiting now
+//
+// Of what is stored or waits, each came with one verdict; what the store still
+// refused of a take that ended, which is in QueueDropped, had one too:
+//
+//	InOrder + Early + Filled + Stale = Messages + waiting now
 type Counters struct {
 	Packets           uint64 `json:"packets"`            // datagrams that parsed and were processed, from lines and answers, heartbeats included
 	Messages          uint64 `json:"messages"`           // stored for the first time
@@ -32,6 +37,10 @@ type Counters struct {
 	Conflicts         uint64 `json:"conflicts"`          // messages already held with other bytes, and new ones of the same packet; dropped
 	WrongSession      uint64 `json:"wrong_session"`      // datagrams of a session that is not recorded, or never asked for
 	NaksSent          uint64 `json:"naks_sent"`          // requests handed out by Poll
+
+	InOrder uint64 `json:"-"` // messages that continued what was held
+	Early   uint64 `json:"-"` // messages beyond something missing
+	Filled  uint64 `json:"-"` // messages that were missing, and not given up
 
 	Unasked      uint64 `json:"-"` // missing messages in an answer that nobody had asked for; dropped
 	OpenFailures uint64 `json:"-"` // times Output.Open or Fork failed
@@ -59,6 +68,9 @@ func (c *Counters) Add(o Counters) {
 	c.Conflicts += o.Conflicts
 	c.WrongSession += o.WrongSession
 	c.NaksSent += o.NaksSent
+	c.InOrder += o.InOrder
+	c.Early += o.Early
+	c.Filled += o.Filled
 	c.Unasked += o.Unasked
 	c.OpenFailures += o.OpenFailures
 	c.Uncompared += o.Uncompared

@@ -83,6 +83,14 @@
 // as short, goes on as that take; and of a take that began at a later message
 // than 1, a restart below is its beginning until it comes to what is held.
 //
+// # What is measured
+//
+// Of each line what it brought, lost, brought late or again, and how much later
+// than another line (LineStats); how long messages waited in memory, and how
+// long gaps were open (SessionStats). All of it is bounded, and costs no
+// allocation. Lines are compared by the kernel's stamps: the engine looks at one
+// line's packets after another's.
+//
 // # Invariants
 //
 //   - Each message of a session is given to the store at most once with

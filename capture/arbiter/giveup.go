@@ -60,7 +60,7 @@ func (a *Arbiter) forgotten(now moldcast.Instant, stamp moldcast.Stamp, line int
 		case a.out.Append(s, p):
 			s.m.Accept(now, line, sub)
 			s.missing.fill(sub, stamp, stamp)
-			a.c.Stale += sub.Len()
+			a.accepted(s, line, gap.Stale, sub.Len())
 			a.remember(s, sub.First, part)
 			a.stored(p)
 		default:

@@ -3,6 +3,7 @@ package arbiter
 import (
 	"github.com/moldtape/moldtape/moldcast"
 	"github.com/moldtape/moldtape/moldcast/gap"
+	"github.com/moldtape/moldtape/moldcast/hist"
 )
 
 // Output takes what an Arbiter decides. Its methods are called from within
@@ -97,6 +98,10 @@ type Session struct {
 	forks   []moldcast.Instant
 	past    *past
 	claimed gap.Claim
+
+	lines   []lineState
+	arrived arrivals
+	waited  hist.Histogram
 }
 
 // Name is the name of s on the wire.

@@ -550,6 +550,7 @@ func (a *Arbiter) fork(k kept, s *Session, t *track, f Fork, p moldcast.Packet) 
 			continue
 		}
 		n.m.Passed(k.now, t.line, p.Range())
+		n.account(k.now, x.stamp, t.line, p)
 		a.data(k.now, x.stamp, t.line, n, p.Range(), p.Msgs)
 	}
 	copied.Remove(p.Range())
@@ -557,7 +558,7 @@ func (a *Arbiter) fork(k kept, s *Session, t *track, f Fork, p moldcast.Packet) 
 		a.reveal(k.now, t.line, n, copied.Bounds().Next)
 		a.out.Copy(s, n, slices.Clone(copied.Ranges()))
 	}
-	a.c.addGaps(s.m.Stats())
+	a.fold(s)
 	a.out.Close(s)
 	a.admit(k, t.line, t.src, n, p)
 	for _, w := range waiting {

@@ -235,10 +235,14 @@ func (a *Arbiter) mayOpen(now moldcast.Instant, name moldcast.Session) bool {
 }
 
 func (a *Arbiter) newSession(now moldcast.Instant, name moldcast.Session) *Session {
-	return &Session{
+	s := &Session{
 		name: name, m: gap.New(a.cfg.Gap), known: newHashes(a.cfg.Limits.Compared),
-		opened: now, heard: now, low: make([]low, a.cfg.Lines),
+		opened: now, heard: now, low: make([]low, a.cfg.Lines), lines: make([]lineState, a.cfg.Lines),
 	}
+	if a.cfg.Lines > 1 {
+		s.arrived.ring = make([]arrival, maxArrivals)
+	}
+	return s
 }
 
 // open takes up a session that begins at start, unless the archive holds some
@@ -320,7 +324,7 @@ func (a *Arbiter) forget(now moldcast.Instant) {
 }
 
 func (a *Arbiter) close(s *Session) {
-	a.c.addGaps(s.m.Stats())
+	a.fold(s)
 	delete(a.sessions, s.name)
 	a.order = slices.DeleteFunc(a.order, func(o *Session) bool { return o == s })
 	if a.last == s {

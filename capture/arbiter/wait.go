@@ -11,7 +11,7 @@ import (
 // messages. The gap machine counts it as held.
 type early struct {
 	moldcast.Piece
-	until        moldcast.Instant // when it is stored as an island
+	since, until moldcast.Instant // when it came, and when it is stored as an island
 	buf          []byte
 	older, newer *early // in order of arrival within the session
 }
@@ -173,6 +173,7 @@ func (a *Arbiter) store(now moldcast.Instant, s *Session, from, to int) {
 			break
 		}
 		a.stored(e.Piece)
+		s.waited.Add(int64(now - e.since))
 		a.waitBytes -= e.size()
 		a.waitMessages -= uint64(e.Msgs.Len())
 		a.pool.put(e)

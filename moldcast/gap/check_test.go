@@ -85,7 +85,8 @@ func (m *Machine) check() error {
 	if m.next != next || m.stats.MessagesMissing != missing {
 		return fmt.Errorf("next %d missing %d, want %d %d", m.next, m.stats.MessagesMissing, next, missing)
 	}
-	open, used, budgets := 0, 0, 0
+	open, settled, used, budgets := 0, 0, 0, 0
+	var openMissing uint64
 	for id := range m.losses {
 		l := &m.losses[id]
 		if !l.used {
@@ -97,10 +98,20 @@ func (m *Machine) check() error {
 		}
 		if !l.lost {
 			open++
+			if l.settled {
+				settled++
+				openMissing += l.missing
+			}
 		}
 		if l.settled && !l.slow && !l.young {
 			budgets++
 		}
+	}
+	if n, since := m.OpenMissing(); settled != m.OpenGaps() || openMissing != n || (settled > 0) != (since != Never) {
+		return fmt.Errorf("%d gaps of %d messages open since %v, want %d of %d", m.OpenGaps(), n, since, settled, openMissing)
+	}
+	if m.repair.Count() != m.stats.GapsRecovered {
+		return fmt.Errorf("%d repair times of %d gaps", m.repair.Count(), m.stats.GapsRecovered)
 	}
 	if open != m.open || budgets != m.budgets.len() {
 		return fmt.Errorf("%d open, %d with a budget, want %d %d", m.open, m.budgets.len(), open, budgets)

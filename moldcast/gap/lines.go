@@ -1,8 +1,9 @@
 package gap
 
 import (
-	"math/bits"
 	"time"
+
+	"github.com/moldtape/moldtape/moldcast/hist"
 )
 
 // line is what is known of one line.
@@ -128,6 +129,7 @@ func (m *Machine) settle(id uint32) {
 	l.settled = true
 	l.base = m.now
 	m.stats.GapsOpened++
+	m.openSettled++
 	if !l.young {
 		m.budgets.push(id, at(later(l.base, m.c.Budget)))
 	}
@@ -175,16 +177,15 @@ func (m *Machine) measure(now Instant, line int, r Range) {
 	}
 }
 
-// skew is a histogram of times between lines with four buckets an octave; it
-// forgets by halving.
+// skew counts times between lines; it forgets by halving.
 type skew struct {
-	count [4 * 40]uint32
+	count [hist.Buckets]uint32
 	total uint32
 	p99   time.Duration
 }
 
 func (s *skew) add(d time.Duration) {
-	s.count[bucket(d)]++
+	s.count[hist.Bucket(int64(d))]++
 	s.total++
 	if s.total >= 1024 {
 		s.total = 0
@@ -200,26 +201,8 @@ func (s *skew) add(d time.Duration) {
 	for i := len(s.count) - 1; i >= 0; i-- {
 		above += s.count[i]
 		if above*100 > s.total || i == 0 {
-			s.p99 = bucketTop(i)
+			s.p99 = time.Duration(hist.Top(i))
 			return
 		}
 	}
-}
-
-func bucket(d time.Duration) int {
-	if d < 4 {
-		return int(max(d, 0))
-	}
-	e := bits.Len64(uint64(d)) - 1 // 2^e <= d, e >= 2
-	i := 4*(e-1) + int(d>>(e-2))&3
-	return min(i, len(skew{}.count)-1)
-}
-
-// bucketTop is the longest time of bucket i.
-func bucketTop(i int) time.Duration {
-	if i < 4 {
-		return time.Duration(i)
-	}
-	e := i/4 + 1
-	return time.Duration(4+i%4+1)<<(e-2) - 1
 }

@@ -1,6 +1,10 @@
 package gap
 
-import "time"
+import (
+	"time"
+
+	"github.com/moldtape/moldtape/moldcast/hist"
+)
 
 // Verdict is what became of an offered range.
 type Verdict uint8
@@ -83,8 +87,10 @@ type Machine struct {
 	lastAnswer Instant
 	answered   bool
 
-	stats Stats
-	open  int // losses not lost
+	stats       Stats
+	open        int // losses not lost
+	openSettled int // of these, those that settled
+	repair      hist.Histogram
 }
 
 type entry struct {
@@ -240,6 +246,27 @@ func (m *Machine) Head() Seq { return m.head }
 
 // Open is the number of gaps that are neither filled nor lost, settled or not.
 func (m *Machine) Open() int { return m.open }
+
+// OpenGaps is the number of those of Open that have settled: gaps, not
+// disorder.
+func (m *Machine) OpenGaps() int { return m.openSettled }
+
+// OpenMissing is what is missing of OpenGaps, in messages, and since when the
+// oldest of them is. It looks at every gap.
+func (m *Machine) OpenMissing() (messages uint64, since Instant) {
+	since = Never
+	for i := range m.losses {
+		if l := &m.losses[i]; l.used && l.settled && !l.lost {
+			messages += l.missing
+			since = min(since, l.opened)
+		}
+	}
+	return messages, since
+}
+
+// RepairTime counts how long gaps that were recovered had been missing, in ns:
+// of those from before this run, since it began. Read only.
+func (m *Machine) RepairTime() *hist.Histogram { return &m.repair }
 
 // Classify gives the verdict on a leading part of r, as long as one verdict
 // goes. It changes nothing. r must not be empty, and not reach beyond 2^64-1.
@@ -542,6 +569,9 @@ func (m *Machine) dropLoss(id uint32) {
 	}
 	if !l.lost {
 		m.open--
+		if l.settled {
+			m.openSettled--
+		}
 	}
 	l.used, l.young = false, false
 	l.gen++
@@ -649,6 +679,7 @@ func (m *Machine) fill(i int, sub Range, answer bool) {
 	if l.missing == 0 {
 		if l.settled {
 			m.stats.GapsRecovered++
+			m.repair.Add(int64(m.now - l.opened))
 		}
 		m.dropLoss(p.loss)
 		return
@@ -681,11 +712,12 @@ func (m *Machine) Lost() (Range, bool) {
 type Gap struct {
 	Range
 	Opened     Instant
-	Settled    bool // no longer mere disorder
-	Lost       bool // its budget ran out
-	Background bool // from before this run, or below its start
-	InFlight   bool // a request for it is unanswered
-	Tries      int  // requests since the last answer for it
+	Settled    bool    // no longer mere disorder
+	Lost       bool    // its budget ran out
+	Background bool    // from before this run, or below its start
+	InFlight   bool    // a request for it is unanswered
+	Tries      int     // requests since the last answer for it
+	NextTry    Instant // when it is asked for (again) unless it comes first; Never: with no server
 }
 
 // Gaps calls fn with every missing range in order, until it returns false.
@@ -696,6 +728,7 @@ func (m *Machine) Gaps(fn func(Gap) bool) {
 		p := &m.pieces[e.id]
 		l := &m.losses[p.loss]
 		if !fn(Gap{
+			NextTry:    m.nextTry(e.id),
 			Range:      Range{p.first, p.next},
 			Opened:     l.opened,
 			Settled:    l.settled,
@@ -706,6 +739,23 @@ func (m *Machine) Gaps(fn func(Gap) bool) {
 		}) {
 			return
 		}
+	}
+}
+
+// nextTry is when piece id is asked for next, as it looks now.
+func (m *Machine) nextTry(id uint32) Instant {
+	if m.c.Servers == 0 {
+		return Never
+	}
+	switch p := &m.pieces[id]; p.state {
+	case flying:
+		return when(m.expiries.key(p.flight))
+	case waiting:
+		return when(m.waiting.key(id))
+	case settling:
+		return later(m.losses[p.loss].opened, m.settleTime())
+	default:
+		return max(m.now, m.allowed(m.class(p.loss)))
 	}
 }
 

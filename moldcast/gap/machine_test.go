@@ -211,3 +211,47 @@ func TestMachineModel(t *testing.T) {
 		}
 	})
 }
+
+// TestGapsSay: what a gap that is open says of itself, until it is recovered.
+func TestGapsSay(t *testing.T) {
+	m := New(Config{Servers: 1, Seed: 1})
+	got := func(Range, Verdict) {}
+	next := func() (at Instant, flying bool) {
+		m.Gaps(func(g Gap) bool {
+			at, flying = g.NextTry, g.InFlight
+			return false
+		})
+		return at, flying
+	}
+	m.Passed(0, 0, Range{1, 2})
+	take(m, 0, 0, Range{1, 2}, got)
+	m.Passed(ms, 0, Range{5, 6})
+	take(m, ms, 0, Range{5, 6}, got)
+	if at, _ := next(); m.OpenGaps() != 0 || at != 2*ms {
+		t.Fatalf("%d gaps open before one has settled, asked for at %v", m.OpenGaps(), at)
+	}
+	q, ok := m.Poll(2 * ms)
+	if at, flying := next(); !ok || !flying || m.OpenGaps() != 1 || at <= 2*ms || at != m.Deadline() {
+		t.Fatalf("%+v %v, %d open, next at %v, deadline %v", q, ok, m.OpenGaps(), at, m.Deadline())
+	}
+	if n, since := m.OpenMissing(); n != 3 || since != ms {
+		t.Fatalf("%d messages since %v", n, since)
+	}
+	m.Answered(4*ms, 0, q.Range)
+	take(m, 4*ms, answerLine, q.Range, got)
+	if n, since := m.OpenMissing(); m.OpenGaps() != 0 || n != 0 || since != Never {
+		t.Fatalf("%d open, %d messages since %v", m.OpenGaps(), n, since)
+	}
+	if h := m.RepairTime(); h.Count() != 1 || h.Max() != int64(3*ms) {
+		t.Fatalf("%d repaired, in %v", h.Count(), h.Max())
+	}
+	without := New(Config{})
+	without.Start(1)
+	without.Accept(0, 0, Range{3, 4})
+	without.Gaps(func(g Gap) bool {
+		if g.NextTry != Never {
+			t.Errorf("asked for at %v, of nobody", g.NextTry)
+		}
+		return true
+	})
+}

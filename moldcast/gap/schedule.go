@@ -91,6 +91,7 @@ func (m *Machine) lose(id uint32) {
 	if !l.lost {
 		l.lost = true
 		m.open--
+		m.openSettled--
 		m.stats.MessagesLost += l.missing
 		for _, e := range items[from:to] {
 			p := &m.pieces[e.id]

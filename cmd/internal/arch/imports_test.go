@@ -18,11 +18,12 @@ const module = "github.com/moldtape/moldtape"
 // listed here may not exist; an arrow that is not listed fails the test.
 var allowed = map[string][]string{
 	"moldcast":         {"moldcast/gap"},
-	"moldcast/gap":     {},
+	"moldcast/hist":    {},
+	"moldcast/gap":     {"moldcast/hist"},
 	"moldcast/mcast":   {"moldcast", "moldcast/gap"},
 	"moldcast/soup":    {"moldcast", "moldcast/gap"},
-	"capture":          {"moldcast", "moldcast/gap", "moldcast/mcast", "capture/arbiter"},
-	"capture/arbiter":  {"moldcast", "moldcast/gap"},
+	"capture":          {"moldcast", "moldcast/gap", "moldcast/hist", "moldcast/mcast", "capture/arbiter"},
+	"capture/arbiter":  {"moldcast", "moldcast/gap", "moldcast/hist"},
 	"capture/capfile":  {"moldcast"},
 	"store":            {"moldcast", "moldcast/gap", "store/block"},
 	"store/block":      {"moldcast", "moldcast/gap"},
@@ -40,7 +41,7 @@ var fenced = map[string][]string{
 }
 
 // pure packages may not reach for sockets, files, clocks' goroutines or locks.
-var pure = []string{"moldcast", "moldcast/gap", "moldcast/soup", "capture/arbiter", "store/block", "retransmit/admit", "replay/pace"}
+var pure = []string{"moldcast", "moldcast/hist", "moldcast/gap", "moldcast/soup", "capture/arbiter", "store/block", "retransmit/admit", "replay/pace"}
 
 var impure = []string{"net", "os", "os/signal", "sync", "syscall", "context", "golang.org/x/sys/unix", "golang.org/x/net/ipv4", "net/http"}
 
