@@ -57,6 +57,10 @@ type PublisherStats struct {
 	Impair     ImpairCounters // packets, not messages
 	Dropped    uint64         // packets that the system would not send
 	Unanswered uint64         // answers that it would not send, and requests that found the queue full
+
+	// Publishing is the time from the start to the first End of Session, without
+	// what Linger adds.
+	Publishing time.Duration
 }
 
 // Ends that a stopped Publisher sends, and their distance: a short stand-in
@@ -116,7 +120,12 @@ func (p *Publisher) Run(ctx context.Context, src Source) error {
 	} else {
 		r.src = src
 	}
+	began := p.cfg.Clock.Now()
 	err := r.run()
+	if r.endedAt == 0 {
+		r.endedAt = p.cfg.Clock.Now()
+	}
+	p.stats.Publishing = time.Duration(r.endedAt - began)
 	p.stats.SenderStats = p.sender.Stats()
 	if p.cfg.Impair != nil {
 		p.stats.Impair = p.cfg.Impair.Counters()
@@ -147,6 +156,7 @@ type publishing struct {
 	nextIs  bool
 	count   uint64           // messages published
 	anchor  moldcast.Instant // of the schedule: when message 0 was due
+	endedAt moldcast.Instant // when End of Session was sent first
 	arena   []byte           // packets of the batch
 	batch   [][]byte
 	packet  []byte // scratch
@@ -189,6 +199,7 @@ func (r *publishing) run() error {
 			}
 		}
 		if r.sender.Ended() && lingerTo == gap.Never {
+			r.endedAt = r.cfg.Clock.Now()
 			lingerTo = now + moldcast.Instant(r.cfg.Linger)
 			if r.sourceError() != nil && r.count == 0 {
 				lingerTo = now // there is nothing that anyone could miss

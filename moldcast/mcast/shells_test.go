@@ -342,7 +342,7 @@ func TestPublisherFillsPackets(t *testing.T) {
 		if err != nil || !reflect.DeepEqual(out.packets, want) {
 			t.Errorf("%v, %v", out.packets, err)
 		}
-		if st.Messages != 10 || st.Packets != 3 || st.Ends != 3 {
+		if st.Messages != 10 || st.Packets != 3 || st.Ends != 3 || st.Publishing >= 2500*time.Millisecond {
 			t.Errorf("%+v", st)
 		}
 	})

@@ -223,10 +223,9 @@ func (e *env) runPublisher(ctx context.Context, p *mcast.Publisher, src mcast.So
 			return err
 		}
 	}
-	began := time.Now()
 	err := p.Run(ctx, src)
 	st := p.Stats()
-	attrs := []any{"session", cfg.Sender.Session, "messages", st.Messages, "packets", st.Packets, "seconds", time.Since(began).Seconds(), "requests", st.Requests, "answered", st.Answered}
+	attrs := []any{"session", cfg.Sender.Session, "messages", st.Messages, "packets", st.Packets, "seconds", st.Publishing.Seconds(), "requests", st.Requests, "answered", st.Answered}
 	if cfg.Impair != nil {
 		attrs = append(attrs, "not_sent_on_purpose", st.Impair.Lost)
 	}

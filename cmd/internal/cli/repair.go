@@ -123,11 +123,17 @@ func (e *env) repair(ctx context.Context, name string, f repairFlags) error {
 	} else {
 		e.printRepair(out)
 	}
+	var failed *repair.SourcesError
 	switch {
-	case err != nil:
+	case err != nil && !errors.As(err, &failed):
 		return interrupted(ctx, err)
 	case len(out.Remaining) > 0:
-		return faultf("%v: %d holes are left, the first is %d..%d", ref, len(out.Remaining), out.Remaining[0].FirstSeq, out.Remaining[0].LastSeq)
+		left := out.Remaining[0]
+		text := fmt.Sprintf("%v: %d holes are left, the first is %d..%d", ref, len(out.Remaining), left.FirstSeq, left.LastSeq)
+		if failed != nil {
+			return faultf("%s: %w", text, failed)
+		}
+		return faultf("%s", text)
 	}
 	return nil
 }

@@ -16,6 +16,7 @@ import (
 	"fmt"
 	"log/slog"
 	"math/bits"
+	"strings"
 
 	"github.com/moldtape/moldtape/moldcast"
 	"github.com/moldtape/moldtape/moldcast/gap"
@@ -51,6 +52,22 @@ func (e *Conflict) Error() string {
 		e.Session, e.Seq, e.Source, e.Hole)
 }
 
+// SourcesError says why sources failed.
+type SourcesError struct{ Errs []error }
+
+func (e *SourcesError) Error() string {
+	var b strings.Builder
+	for i, err := range e.Errs {
+		if i > 0 {
+			b.WriteString("; ")
+		}
+		b.WriteString(err.Error())
+	}
+	return b.String()
+}
+
+func (e *SourcesError) Unwrap() []error { return e.Errs }
+
 // Filled is a range that was brought in.
 type Filled struct {
 	FirstSeq moldcast.Seq `json:"first_seq"`
@@ -75,8 +92,9 @@ type Result struct {
 }
 
 // Run fills the holes of w from the sources, in turn. Errors: *Conflict, or
-// those of reading and storing; a source that fails otherwise is logged, and
-// the next one asked. The result is of use also with an error.
+// those of reading and storing. After a source that fails otherwise the next
+// one is asked; where holes are left in the end, it is a *SourcesError. The
+// result is of use also with an error.
 func Run(ctx context.Context, w *store.Writer, sources []Source, log *slog.Logger) (Result, error) {
 	r := &run{w: w, log: log, res: Result{Filled: []Filled{}, Remaining: []Hole{}}}
 	r.res.Holes = len(w.Held().Holes)
@@ -92,13 +110,21 @@ func Run(ctx context.Context, w *store.Writer, sources []Source, log *slog.Logge
 	for _, h := range w.Held().Holes {
 		r.res.Remaining = append(r.res.Remaining, Hole{h.Range.First, h.Range.Next - 1, h.Reason})
 	}
+	if failed := (&SourcesError{r.failed}); err == nil && len(r.failed) > 0 {
+		if len(r.res.Remaining) > 0 {
+			err = failed
+		} else {
+			log.Warn("a source failed; others had all that was missing", "session", w.Ref(), "err", failed)
+		}
+	}
 	return r.res, err
 }
 
 type run struct {
-	w   *store.Writer
-	log *slog.Logger
-	res Result
+	w      *store.Writer
+	log    *slog.Logger
+	res    Result
+	failed []error // of sources
 }
 
 // stop is an error that ends the repair, not only the source.
@@ -122,7 +148,8 @@ func (r *run) from(ctx context.Context, src Source) error {
 	case ctx.Err() != nil:
 		return ctx.Err()
 	case err != nil:
-		r.log.Error("source failed", "session", r.w.Ref(), "source", src.Name(), "err", err)
+		r.log.Debug("source failed", "session", r.w.Ref(), "source", src.Name(), "err", err)
+		r.failed = append(r.failed, err)
 	}
 	return nil
 }
@@ -147,7 +174,7 @@ func (r *run) compare(ctx context.Context, src Source, holes []moldcast.Hole) er
 	if known {
 		common = intersect(cov, theirs)
 	}
-	var want gap.Set
+	var want, left gap.Set // asked for; of what is to be compared, what was not
 	for _, h := range holes {
 		lo, hi := h.Range.First, h.Range.Next
 		if known { // the nearest that both hold
@@ -156,11 +183,19 @@ func (r *run) compare(ctx context.Context, src Source, holes []moldcast.Hole) er
 		for _, leaf := range []moldcast.Range{below(lo), above(hi)} {
 			for _, part := range within(cov, leaf) {
 				want.Add(part)
+				left.Add(part)
+			}
+		}
+		if !known { // it may answer for the hole alone, and that is not silence
+			for _, q := range points(h.Range) {
+				want.Add(moldcast.Range{First: q, Next: q + 1})
 			}
 		}
 	}
 	var same gap.Set
-	err := src.Fetch(ctx, want.Ranges(), func(p moldcast.Piece) error {
+	asking, enough := context.WithCancel(ctx)
+	defer enough()
+	err := src.Fetch(asking, want.Ranges(), func(p moldcast.Piece) error {
 		q, differs, err := r.w.Compare(p.First, p.Msgs)
 		if err != nil {
 			return stop{fmt.Errorf("comparing %v: %w", p.Range(), err)}
@@ -168,14 +203,28 @@ func (r *run) compare(ctx context.Context, src Source, holes []moldcast.Hole) er
 		if differs {
 			return stop{&Conflict{Session: r.w.Ref().String(), Source: src.Name(), Seq: q, Hole: closest(holes, q)}}
 		}
-		same.Add(p.Range())
+		for _, part := range within(cov, p.Range()) {
+			same.Add(part)
+		}
+		if left.Remove(p.Range()); left.Len() == 0 {
+			enough()
+		}
 		return nil
 	})
+	if errors.Is(err, context.Canceled) && ctx.Err() == nil {
+		err = nil
+	}
 	r.res.Compared += same.Count()
 	if err == nil && same.Count() == 0 {
 		r.log.Warn("nothing that both hold could be compared", "session", r.w.Ref(), "source", src.Name())
 	}
 	return err
+}
+
+// points are some messages of a hole, its ends among them.
+func points(r moldcast.Range) []moldcast.Seq {
+	n := moldcast.Seq(r.Len())
+	return []moldcast.Seq{r.First, r.First + n/4, r.First + n/2, r.First + n/4*3, r.Next - 1}
 }
 
 // below is the part of a leaf that ends before next.

@@ -77,6 +77,38 @@ func answer(t *testing.T, fn func(moldcast.Request) [][]byte) *Server {
 	return &Server{Session: s, Addr: c.LocalAddr().(*net.UDPAddr).AddrPort(), Budget: 500 * time.Millisecond, Log: slog.New(slog.DiscardHandler)}
 }
 
+// counted counts how often a Source is asked.
+type counted struct {
+	Source
+	n int
+}
+
+func (c *counted) Fetch(ctx context.Context, r []moldcast.Range, fn func(moldcast.Piece) error) error {
+	c.n++
+	return c.Source.Fetch(ctx, r, fn)
+}
+
+// A server that has forgotten what is next to the hole fills it all the same;
+// one that has nothing of the hole costs one budget.
+func TestForgetfulServer(t *testing.T) {
+	for _, test := range []struct {
+		from, next moldcast.Seq
+		left       int
+	}{{51, 150, 0}, {1, 51, 1}} {
+		src := answer(t, func(r moldcast.Request) [][]byte {
+			if r.First < test.from || r.First >= test.next {
+				return nil
+			}
+			return [][]byte{packet(r.Session, r.First, min(int(r.Count), 7, int(test.next-r.First)), message)}
+		})
+		src.Budget = 100 * time.Millisecond
+		res, err := Run(t.Context(), holed(t), []Source{src}, slog.New(slog.DiscardHandler))
+		if err != nil || len(res.Remaining) != test.left {
+			t.Errorf("%d..%d: %+v %v", test.from, test.next-1, res, err)
+		}
+	}
+}
+
 func packet(s moldcast.Session, first moldcast.Seq, n int, text func(moldcast.Seq) string) []byte {
 	return append(moldcast.AppendHeader(nil, s, first, uint16(n)), framed(first, n, text).Framed()...)
 }
@@ -168,6 +200,14 @@ func TestSilentServer(t *testing.T) {
 	res, err := Run(t.Context(), w, []Source{silent, good}, slog.New(slog.DiscardHandler))
 	if err != nil || len(res.Remaining) != 0 || res.Messages != 99 || res.Filled[0].Source != good.Addr.String() {
 		t.Fatalf("%+v %v", res, err)
+	}
+	// Alone, it fails after one budget, in so many words.
+	silent = answer(t, func(moldcast.Request) [][]byte { return nil })
+	silent.Budget = 50 * time.Millisecond
+	once := &counted{Source: silent}
+	res, err = Run(t.Context(), holed(t), []Source{once}, slog.New(slog.DiscardHandler))
+	if s := (*SilentError)(nil); !errors.As(err, &s) || s.Addr != silent.Addr || len(res.Remaining) != 1 || once.n != 1 {
+		t.Errorf("%+v %v, asked %d times", res, err, once.n)
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()

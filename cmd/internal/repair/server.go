@@ -25,6 +25,18 @@ type Server struct {
 	Budget  time.Duration // how long a range is asked for without any answer
 	Log     *slog.Logger
 	Clock   mcast.Clock // nil: the system's
+
+	heard bool // it has answered anything at all
+}
+
+// SilentError says that a server answered nothing at all.
+type SilentError struct {
+	Addr   netip.AddrPort
+	Budget time.Duration
+}
+
+func (e *SilentError) Error() string {
+	return fmt.Sprintf("the server %v does not answer: not one answer to any request within %v", e.Addr, e.Budget)
 }
 
 // maxRanges bounds how many ranges are asked for at a time.
@@ -37,7 +49,8 @@ func (s *Server) Name() string { return s.Addr.String() }
 func (s *Server) Coverage() ([]moldcast.Range, bool) { return nil, false }
 
 // Fetch implements Source. What the server does not answer for within the
-// budget is left.
+// budget is left. The error is *SilentError where it has answered nothing yet,
+// in this Fetch or before.
 func (s *Server) Fetch(ctx context.Context, ranges []moldcast.Range, fn func(moldcast.Piece) error) error {
 	if len(ranges) == 0 {
 		return nil
@@ -63,6 +76,9 @@ func (s *Server) Fetch(ctx context.Context, ranges []moldcast.Range, fn func(mol
 			return err
 		}
 		ranges = ranges[n:]
+		if !s.heard {
+			return &SilentError{s.Addr, s.Budget}
+		}
 	}
 	return f.probe(ctx)
 }
@@ -188,6 +204,7 @@ func (f *fetching) drain() (more bool, err error) {
 		if err != nil || p.Session != f.Session || p.Kind != moldcast.Data {
 			continue
 		}
+		f.heard = true
 		if err := f.take(f.clock.Now(), d.Stamp, p); err != nil {
 			return false, err
 		}
