@@ -65,6 +65,9 @@ type Channel struct {
 
 	openTrouble Trouble // a session cannot be opened
 	lastStorage Storage // what was logged
+	health      health
+	rate        rate
+	nextNote    moldcast.Instant // when the lag of sessions is noted next
 	nextLook    moldcast.Instant
 	quietHoles  uint64 // on record since the last that was logged
 }
@@ -79,7 +82,8 @@ type tap struct {
 // session is what the engine keeps of one of the arbiter's.
 type session struct {
 	sink  SessionSink
-	first moldcast.Seq   // what sink.Start was told, or was stored lowest
+	first moldcast.Seq // what sink.Start was told, or was stored lowest
+	lag   lag
 	reads sync.WaitGroup // comparisons and copies that read it
 }
 
@@ -193,6 +197,7 @@ func (c *Channel) Run(ctx context.Context) (Status, error) {
 	c.cold.stop()
 	c.closing.Wait()
 	status := c.status()
+	status.State, status.Since, status.Reasons = StateStopped, nil, []Degradation{}
 	return status, errors.Join(err, c.mu.failed)
 }
 
@@ -238,9 +243,8 @@ func (c *Channel) Status(ctx context.Context) (Status, error) {
 	got := make(chan Status, 1)
 	select {
 	case c.ask <- func() {
-		st := c.status()
-		c.look(st.Storage) // what was shown is in the log
-		got <- st
+		c.look(c.storage()) // what is shown is in the log
+		got <- c.status()
 	}:
 		return <-got, nil
 	case <-c.ended:
@@ -254,10 +258,12 @@ func (c *Channel) engine(ctx context.Context) error {
 	timer := time.NewTimer(time.Hour)
 	defer timer.Stop()
 	c.lastPacket = c.clock.Now()
+	c.health = newHealth(len(c.cfg.Lines), c.lastPacket)
 	for {
 		busy := c.drain()
 		now := c.clock.Now()
 		c.requests(now)
+		c.watchGaps(now)
 		switch {
 		case ctx.Err() != nil:
 			return nil
@@ -272,7 +278,11 @@ func (c *Channel) engine(ctx context.Context) error {
 		if now >= c.nextLook {
 			c.nextLook = now + moldcast.Instant(lookEvery)
 			c.look(c.storage())
+			c.watch(now)
+			n := c.arb.Counters()
+			c.rate.note(ratePoint{now, n.Packets, n.Messages, n.Bytes})
 		}
+		c.noteLag(now)
 		if busy {
 			select {
 			case fn := <-c.ask:
@@ -295,6 +305,20 @@ func (c *Channel) engine(ctx context.Context) error {
 		case <-ctx.Done():
 		}
 		c.wake.Disarm()
+	}
+}
+
+// noteLag notes up to where sessions are held and durable.
+func (c *Channel) noteLag(now moldcast.Instant) {
+	if now < c.nextNote {
+		return
+	}
+	c.nextNote = now + lagStep
+	for _, s := range c.arb.Sessions() {
+		if x, ok := s.Ref.(*session); ok {
+			_, durable, head := x.sink.Watermarks()
+			x.lag.note(now, durable, head)
+		}
 	}
 }
 
@@ -441,7 +465,7 @@ func (c *Channel) release(s *arbiter.Session) {
 			err = fmt.Errorf("channel %s, session %v: %w", c.cfg.Channel, st.Session, err)
 			c.cfg.Log.Error("session not closed well", "err", err)
 		}
-		st.NextSeq, st.DurableSeq, st.HeadSeq = x.sink.Watermarks()
+		st.watermarks(x)
 		c.mu.Lock()
 		defer c.mu.Unlock()
 		if c.mu.failed == nil && err != nil {

@@ -1,6 +1,7 @@
 package capture
 
 import (
+	"fmt"
 	"time"
 
 	"github.com/moldtape/moldtape/capture/arbiter"
@@ -12,15 +13,21 @@ import (
 // Status is a snapshot of a channel: an element of `channels` in /status and
 // in the stopped event.
 type Status struct {
-	Channel string `json:"channel"`
-	arbiter.Counters
-	Verdicts Verdicts        `json:"verdicts"`
-	Lines    []LineStatus    `json:"lines"`
-	Wait     Seconds         `json:"wait_seconds"`   // how long packets that came early waited in memory
-	Repair   Seconds         `json:"repair_seconds"` // how long gaps that were recovered had been missing
-	Sockets  []SocketStatus  `json:"sockets"`
-	Storage  Storage         `json:"storage"`
-	Sessions []SessionStatus `json:"sessions"`
+	Channel          string          `json:"channel"`
+	State            string          `json:"state"`           // StateOK …
+	Since            *time.Time      `json:"since,omitempty"` // of StateDegraded
+	Reasons          []Degradation   `json:"reasons"`         // of the same
+	Open             *OpenGaps       `json:"open,omitempty"`  // where ReasonGap is one
+	Degraded         []Degraded      `json:"degraded"`        // for each of Reasons: how often and long so far
+	Rate             Rate            `json:"rate_per_second"`
+	Verdicts         Verdicts        `json:"verdicts"`
+	Lines            []LineStatus    `json:"lines"`
+	Wait             Seconds         `json:"wait_seconds"`   // how long packets that came early waited in memory
+	Repair           Seconds         `json:"repair_seconds"` // how long gaps that were recovered had been missing
+	Sockets          []SocketStatus  `json:"sockets"`
+	arbiter.Counters                 // behind the lines': who looks for the last of a name finds the channel's
+	Storage          Storage         `json:"storage"`
+	Sessions         []SessionStatus `json:"sessions"`
 
 	// Measured is what Lines, Wait and Repair are made of.
 	Measured *arbiter.SessionStats `json:"-"`
@@ -116,6 +123,8 @@ type SessionStatus struct {
 	DurableSeq moldcast.Seq     `json:"durable_seq"` // exclusive
 	HeadSeq    moldcast.Seq     `json:"head_seq"`    // exclusive
 	Holes      int              `json:"holes"`       // missing ranges below head, and up to the end where that is known
+	Lag        uint64           `json:"lag"`         // head - durable, in messages: what is not durable, or lies beyond a hole
+	LagSeconds float64          `json:"lag_seconds"` // for how long
 	Timing     *Timing          `json:"timing,omitempty"`
 }
 
@@ -149,6 +158,7 @@ func (c *Channel) status() Status {
 	st.Verdicts = verdicts(&st.Counters) // before datagrams are added that never came this far
 	st.Lines = lineStatus(st.Measured, c.Lines())
 	c.heard(st.Lines)
+	st.Rate = c.rate.value(ratePoint{c.clock.Now(), st.Packets, st.Messages, st.Bytes})
 	st.Wait, st.Repair = secondsOf(&st.Measured.Wait), secondsOf(&st.Measured.Repair)
 	c.mu.Lock()
 	st.Sessions = append(make([]SessionStatus, 0, len(c.mu.recent)+4), c.mu.recent...)
@@ -164,11 +174,13 @@ func (c *Channel) status() Status {
 	for _, s := range c.arb.Sessions() {
 		if x, ok := s.Ref.(*session); ok {
 			ss := sessionStatus(s, x)
+			ss.LagSeconds = x.lag.behind(c.clock.Now(), ss.DurableSeq).Seconds()
 			g := s.Stats()
 			ss.Timing = &Timing{g.Skew.Seconds(), g.Settle.Seconds(), g.RoundTrip.Seconds()}
 			st.Sessions = append(st.Sessions, ss)
 		}
 	}
+	c.degraded(&st)
 	return st
 }
 
@@ -207,7 +219,7 @@ func lineStatus(st *arbiter.SessionStats, addrs []string) []LineStatus {
 func (c *Channel) heard(lines []LineStatus) {
 	for i := range lines {
 		lines[i].State = LineSilent
-		if c.live(i) {
+		if c.live(c.clock.Now(), i) {
 			lines[i].State = LineLive
 		}
 		if _, stamp, ever := c.arb.Heard(i); ever {
@@ -217,19 +229,21 @@ func (c *Channel) heard(lines []LineStatus) {
 	}
 }
 
-// live reports whether a line was heard within three heartbeats.
-func (c *Channel) live(line int) bool {
-	now, _, ever := c.arb.Heard(line)
-	return ever && c.clock.Now()-now <= c.silence()
-}
-
-// silence is how long a line that is live is not heard at most.
-func (c *Channel) silence() moldcast.Instant {
-	return 3 * moldcast.Instant(c.arb.Config().Gap.HeartbeatInterval)
-}
-
 func sessionStatus(s *arbiter.Session, x *session) SessionStatus {
 	st := SessionStatus{Session: s.Name(), Take: x.sink.Take(), State: s.State().String(), FirstSeq: s.First(), Holes: x.sink.Holes()}
-	st.NextSeq, st.DurableSeq, st.HeadSeq = x.sink.Watermarks()
+	st.watermarks(x)
 	return st
+}
+
+func (s *SessionStatus) watermarks(x *session) {
+	s.NextSeq, s.DurableSeq, s.HeadSeq = x.sink.Watermarks()
+	s.Lag = uint64(max(s.HeadSeq, s.DurableSeq) - s.DurableSeq)
+}
+
+// count is n of something, in words.
+func count(n uint64, what string) string {
+	if n != 1 {
+		what += "s"
+	}
+	return fmt.Sprintf("%d %s", n, what)
 }

@@ -135,3 +135,14 @@ func (s *Session) Missing() int { return len(s.missing.gaps) }
 
 // Stats are those of the session's gap machine.
 func (s *Session) Stats() gap.Stats { return s.m.Stats() }
+
+// OpenGaps is how many gaps are asked or waited for: neither disorder still,
+// nor given up.
+func (s *Session) OpenGaps() int { return s.m.OpenGaps() }
+
+// OpenMissing is what is missing in OpenGaps, in messages, and since when the
+// oldest of them is.
+func (s *Session) OpenMissing() (messages uint64, since moldcast.Instant) { return s.m.OpenMissing() }
+
+// Gaps calls fn with every missing range in order, until it returns false.
+func (s *Session) Gaps(fn func(gap.Gap) bool) { s.m.Gaps(fn) }
