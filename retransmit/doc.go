@@ -1,5 +1,5 @@
 // Package retransmit answers MoldUDP64 requests from an archive, without a
-// window: whatever is held can be asked for.
+// window: whatever is held can be asked for. And it serves recovery streams.
 //
 // # The rules (protocol.md, "MoldUDP64")
 //
@@ -25,6 +25,18 @@
 // when it is full the request is dropped and counted, and the requester's
 // retry finds the queue shorter. So a client that reads last week's history
 // never delays one that lost a packet a moment ago.
+//
+// # The recovery stream
+//
+// A StreamServer serves the same recordings over TCP, by package soup: history
+// from the archive, a chunk at a time, then what comes, without a hole or a
+// repeat, since a reader only ever asks for what follows the last it was sent.
+// Nothing is queued for a reader but the chunk that is on its way: one that is
+// slow reads the archive later. What costs memory or time is bounded: the
+// connections, the reads from the archive at a time, and how long a reader may
+// take nothing.
+//
+// # Sessions
 //
 // One socket serves the sessions of any number of channels: Source finds the
 // View of a session. Package admit decides which requests are answered at all.

@@ -49,6 +49,7 @@ func TestScripts(t *testing.T) {
 			"json":    jsonField,
 			"same":    same,
 			"code":    exitCode,
+			"soup":    soupPull,
 		},
 	})
 }

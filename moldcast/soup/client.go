@@ -20,7 +20,7 @@ type Kind uint8
 
 // The events of a Client.
 const (
-	Accepted Kind = iota + 1 // Session, First
+	Accepted Kind = iota + 1 // Session, First: lower than asked for where the server is not there yet
 	Data                     // First, Msgs
 	Alive                    // a heartbeat: the server has nothing to send
 	Hole                     // Range: the server lacks it, and will close
@@ -183,8 +183,8 @@ func (c *Client) accepted(f frame) (Event, error) {
 		return Event{}, err
 	}
 	e.First = moldcast.Seq(seq)
-	if e.First == 0 || e.First < c.login.Seq {
-		return Event{}, fmt.Errorf("%w: accepted at %d, asked for %d", ErrSequence, e.First, c.login.Seq)
+	if e.First == 0 {
+		return Event{}, fmt.Errorf("%w: accepted at 0", ErrSequence)
 	}
 	c.state, c.next = streaming, e.First
 	return e, nil

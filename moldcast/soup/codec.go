@@ -49,7 +49,7 @@ var (
 	ErrFrameSize  = fmt.Errorf("%w: frame of a wrong size", ErrProtocol)
 	ErrNumber     = fmt.Errorf("%w: no number", ErrProtocol)
 	ErrSession    = fmt.Errorf("%w: another session than asked for", ErrProtocol)
-	ErrSequence   = fmt.Errorf("%w: sequence below the one asked for, or beyond 2^64-2", ErrProtocol)
+	ErrSequence   = fmt.Errorf("%w: sequence 0, beyond 2^64-2, or not the next", ErrProtocol)
 )
 
 // Code is why a login is rejected.

@@ -24,9 +24,10 @@
 // Either end sends a heartbeat after a second in which it sent nothing. A
 // client that is silent for 15 s (or as long as a 4.1 login says, 2..99 s) is
 // dropped; a login must come within 30 s. The accepted sequence is the first
-// that the server holds at or after the one asked for: at least that, which
-// the client checks; from there on numbers are implied. So a hole cannot be
-// passed over: the server sends the debug packet "hole FROM..TO", both
-// inclusive, and closes without Z, and the client logs in again at TO+1. Z
-// comes only after the last message of a session that has ended.
+// that the server holds at or after the one asked for, or, where it does not
+// reach that far yet, one past all it holds: the client looks at it. From there
+// on numbers are implied, so a hole cannot be passed over: the server sends the
+// debug packet "hole FROM..TO", both inclusive, and closes without Z, and the
+// client logs in again at TO+1. Z comes only after the last message of a
+// session that has ended.
 package soup

@@ -27,7 +27,7 @@ var allowed = map[string][]string{
 	"capture/capfile":  {"moldcast"},
 	"store":            {"moldcast", "moldcast/gap", "store/block"},
 	"store/block":      {"moldcast", "moldcast/gap"},
-	"retransmit":       {"moldcast", "moldcast/mcast", "retransmit/admit"},
+	"retransmit":       {"moldcast", "moldcast/mcast", "moldcast/soup", "retransmit/admit"},
 	"retransmit/admit": {"moldcast"},
 	"replay":           {"moldcast", "moldcast/gap", "moldcast/mcast", "replay/pace"},
 	"replay/pace":      {"moldcast", "moldcast/gap"},

@@ -48,6 +48,7 @@ type captureFlags struct {
 	endTimeout     time.Duration
 	strict         bool
 	retention      retentionFlags
+	stream         streamFlags
 }
 
 func newCaptureCmd(e *env) *cobra.Command {
@@ -74,6 +75,7 @@ Prints one JSON object on stdout when it receives ({"event":"ready",…}) and on
 	fs.Uint16Var(&f.rerequestPort, "rerequest-port", 0, "`PORT` of --rerequest source")
 	fs.IntVar(&f.mtu, "mtu", 1500, "MTU of answers, in `BYTES`")
 	fs.StringVar(&f.retransmitAddr, "retransmit-listen", "", "serve requests for all that is archived on this UDP `HOST:PORT`")
+	f.stream.add(c)
 	fs.StringVar(&f.httpAddr, "http", "", "serve /status and /healthz on this TCP `HOST:PORT`")
 	fs.Var(durationValue{&f.sync}, "sync", "longest time a received message is not yet durable; 0: synced as soon as it is stored")
 	fs.Var(sizeValue{&f.segmentSize}, "segment-size", "start the next segment at this many stored bytes")
@@ -231,6 +233,9 @@ func runCapture(ctx context.Context, e *env, f *captureFlags) error {
 	if err := f.retention.check(); err != nil {
 		return err
 	}
+	if err := f.stream.check(); err != nil {
+		return err
+	}
 	cfg.EnsureDefaults()
 	if err := cfg.Validate(); err != nil {
 		return usagef("%v", err)
@@ -276,15 +281,15 @@ func runCapture(ctx context.Context, e *env, f *captureFlags) error {
 	defer closeQuietly(e.log, "views", src.Close)
 	sink.archive, sink.source = archive, src
 	node := &captureNode{env: e, channels: []*capture.Channel{ch}}
+	defer node.close()
 	if err := node.serve(f, src); err != nil {
 		return err
 	}
-	defer node.close()
 	if f.retention.asked() {
 		node.background(func(ctx context.Context) error { e.retain(ctx, archive, f.retention.retention()); return nil }, "retention")
 	}
 
-	ready := ready{Event: "ready", Channels: []readyChannel{{Channel: cfg.Channel, Lines: ch.Lines()}}, Retransmit: node.retransmitAddr, HTTP: node.httpAddr}
+	ready := ready{Event: "ready", Channels: []readyChannel{{Channel: cfg.Channel, Lines: ch.Lines()}}, Retransmit: node.retransmitAddr, Recovery: node.recoveryAddr, HTTP: node.httpAddr}
 	if err := e.printJSON(ready); err != nil {
 		return err
 	}
@@ -381,7 +386,7 @@ type captureNode struct {
 	channels []*capture.Channel
 	stop     []func()
 
-	retransmitAddr, httpAddr string
+	retransmitAddr, recoveryAddr, httpAddr string
 }
 
 func (n *captureNode) close() {
@@ -392,6 +397,12 @@ func (n *captureNode) close() {
 }
 
 func (n *captureNode) serve(f *captureFlags, src *Source) error {
+	if f.retransmitAddr != "" || f.stream.listen != "" {
+		if err := src.Refresh(); err != nil {
+			return err
+		}
+		n.background(func(ctx context.Context) error { src.Run(ctx); return nil }, "refresh of sessions")
+	}
 	if f.retransmitAddr != "" {
 		addr, err := requestAddr("--retransmit-listen", f.retransmitAddr)
 		if err != nil {
@@ -406,13 +417,16 @@ func (n *captureNode) serve(f *captureFlags, src *Source) error {
 			conn.Close()
 			return err
 		}
-		if err := src.Refresh(); err != nil {
-			conn.Close()
-			return err
-		}
 		n.retransmitAddr = srv.Addr().String()
-		n.background(func(ctx context.Context) error { src.Run(ctx); return nil }, "refresh of sessions")
 		n.background(srv.Run, "retransmit")
+	}
+	stream, err := f.stream.server(src.recordings(f.channel), nil, n.env.log)
+	if err != nil {
+		return err
+	}
+	if stream != nil {
+		n.recoveryAddr = stream.Addr().String()
+		n.background(stream.Run, "recovery stream")
 	}
 	if f.httpAddr != "" {
 		l, err := net.Listen("tcp", f.httpAddr)

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"log/slog"
 	"math"
@@ -54,6 +55,7 @@ type retransmitFlags struct {
 	allow     []string
 	perClient float64
 	total     float64
+	stream    streamFlags
 }
 
 func newRetransmitCmd(e *env) *cobra.Command {
@@ -62,14 +64,18 @@ func newRetransmitCmd(e *env) *cobra.Command {
 	o := retransmitFlags{perClient: def.Client.Requests, total: def.Total.Requests}
 	c := &cobra.Command{
 		Use:   "retransmit --listen ADDR",
-		Short: "Answer retransmit requests (UDP) from an archive",
+		Short: "Answer retransmit requests (UDP) and serve recovery streams (TCP) from an archive",
 		Long: `Answer MoldUDP64 requests from an archive, without a window: each with one
 downstream packet to the address that asked, for any message that is held.
 
 Sessions are served as they are on disk: of one that is being captured by
 another process, what is sealed; what is sealed later within a second. A name
 on the wire is its latest take; where several channels hold it, the one written
-last answers.`,
+last answers.
+
+A recovery stream (--recovery-listen, SoupBinTCP) sends a session from any
+sequence on. A login names the session; with a blank name it is the one written
+last, where only one channel is served.`,
 		Example: "  moldtape retransmit --archive /var/lib/moldtape --listen 0.0.0.0:26477 --allow 10.20.0.0/16",
 		Args:    noArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
@@ -87,6 +93,7 @@ last answers.`,
 	f.StringArrayVar(&o.channels, "channel", nil, "serve only the channel `NAME` (may repeat; default all)")
 	f.IntVar(&o.mtu, "mtu", 1500, "largest IPv4 packet of an answer, in `BYTES`; a longer message goes alone in a larger one")
 	f.StringArrayVar(&o.allow, "allow", nil, "answer only clients in this `CIDR` (may repeat; default loopback, private and link-local addresses)")
+	o.stream.add(c)
 	f.Var(rateValue{&o.perClient}, "rate-per-client", "requests a second answered to one client, 0 for no limit (clients on this machine, unless given: 200000)")
 	f.Var(rateValue{&o.total}, "rate-total", "requests a second answered in all, 0 for no limit")
 	return c
@@ -111,6 +118,9 @@ func (o *retransmitFlags) config(c *cobra.Command) (retransmit.Config, netip.Add
 	}
 	if o.mtu < 128 || o.mtu > 65535 {
 		return fail(usagef("--mtu %d: want 128..65535", o.mtu))
+	}
+	if err := o.stream.check(); err != nil {
+		return fail(err)
 	}
 	cfg := retransmit.Config{MTU: o.mtu}
 	if cfg.Admit.Allow, err = parseAllow("--allow", o.allow); err != nil {
@@ -183,33 +193,52 @@ func (e *env) retransmit(ctx context.Context, o retransmitFlags, cfg retransmit.
 	e.log.Info("serving", "archive", e.archiveDir(), "listen", conn.LocalAddr(), "sessions", source.Sessions())
 	e.log.Debug("budgets", "mtu", cfg.MTU, "allow", cfg.Admit.Allow, "rate_per_client", cfg.Admit.Client.Requests, "rate_loopback", cfg.Admit.Loopback.Requests,
 		"rate_total", cfg.Admit.Total.Requests, "linger", cfg.Admit.Linger, "cold_queue", cfg.QueueCold, "workers", cfg.Workers)
-	if err := e.printJSON(ready{Event: "ready", Retransmit: conn.LocalAddr().String()}); err != nil {
+	stream, err := o.stream.server(source.recordings(), cfg.Admit.Allow, e.log)
+	if err != nil {
 		conn.Close()
 		return err
 	}
+	up := ready{Event: "ready", Retransmit: conn.LocalAddr().String()}
 	ctx, cancel := context.WithCancel(ctx)
-	var refresher sync.WaitGroup
-	refresher.Go(func() { source.Run(ctx) })
-	err = server.Run(ctx)
+	var others sync.WaitGroup
+	var streamErr error
+	others.Go(func() { source.Run(ctx) })
+	if stream != nil {
+		up.Recovery = stream.Addr().String()
+		others.Go(func() {
+			streamErr = stream.Run(ctx)
+			cancel()
+		})
+	}
+	if err = e.printJSON(up); err == nil {
+		err = server.Run(ctx)
+	}
 	cancel()
-	refresher.Wait()
-	if err != nil {
+	others.Wait()
+	conn.Close()
+	if err = errors.Join(err, streamErr); err != nil {
 		return err
 	}
-	_, err = e.stdout.Write(stoppedRetransmit(server.Stats(), conn.Counters()))
+	_, err = e.stdout.Write(stoppedRetransmit(server.Stats(), conn.Counters(), stream))
 	return err
 }
 
 // stoppedRetransmit is the event at the end: one object, event first, then
 // the counters in their order.
-func stoppedRetransmit(st retransmit.Stats, socket mcast.Counters) []byte {
+func stoppedRetransmit(st retransmit.Stats, socket mcast.Counters, stream *retransmit.StreamServer) []byte {
 	var b bytes.Buffer
 	b.WriteString(`{"event":"stopped"`)
 	for name, n := range st.Counters() {
 		key, _ := json.Marshal(name)
 		fmt.Fprintf(&b, ",%s:%d", key, n)
 	}
-	fmt.Fprintf(&b, ",\"kernel_dropped\":%d}\n", socket.KernelDropped)
+	fmt.Fprintf(&b, ",\"kernel_dropped\":%d", socket.KernelDropped)
+	if stream != nil {
+		for name, n := range stream.Stats().Counters() {
+			fmt.Fprintf(&b, ",%q:%d", name, n)
+		}
+	}
+	b.WriteString("}\n")
 	return b.Bytes()
 }
 

@@ -1,0 +1,126 @@
+package cli
+
+import (
+	"errors"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/moldtape/moldtape/moldcast"
+	"github.com/moldtape/moldtape/moldcast/soup"
+	"github.com/moldtape/moldtape/retransmit"
+	"github.com/moldtape/moldtape/store"
+)
+
+// recordings serves the sessions of a Source as recovery streams. The current
+// session is the one written last; where it serves several channels there is
+// no such thing.
+type recordings struct {
+	source   *Source
+	channels []string // empty: all of source
+
+	mu    sync.Mutex
+	views map[*store.View]*recording
+}
+
+func (s *Source) recordings(channels ...string) *recordings {
+	return &recordings{source: s, channels: channels, views: map[*store.View]*recording{}}
+}
+
+// Recording finds one, and opens it if nobody has.
+func (k *recordings) Recording(name moldcast.Session) (moldcast.Session, retransmit.Recording, error) {
+	ref, view, ok := k.find(name)
+	if !ok {
+		return name, nil, retransmit.ErrNoRecording
+	}
+	if view == nil {
+		v, err := k.source.archive.View(ref)
+		switch {
+		case errors.Is(err, store.ErrNotFound):
+			return name, nil, retransmit.ErrNoRecording
+		case err != nil:
+			return name, nil, err
+		}
+		view = v
+	}
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	r := k.views[view]
+	if r == nil {
+		r = &recording{View: view, source: k.source}
+		k.views[view] = r
+	}
+	return ref.Session, r, nil
+}
+
+// find is the recording that stands for a name; view is nil where it is not
+// open.
+func (k *recordings) find(name moldcast.Session) (ref store.Ref, view *store.View, ok bool) {
+	s := k.source
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	var best candidate
+	channel := ""
+	for session, cs := range s.candidatesLocked() {
+		if name != soup.Blank && session != name {
+			continue
+		}
+		for _, c := range cs { // best first
+			if len(k.channels) > 0 && !slices.Contains(k.channels, c.ref.Channel) {
+				continue
+			}
+			if name == soup.Blank && channel != "" && channel != c.ref.Channel {
+				return ref, nil, false
+			}
+			channel = c.ref.Channel
+			if !ok || name == soup.Blank && (c.rank > best.rank || c.rank == best.rank && c.written > best.written) {
+				best, ok = c, true
+			}
+		}
+	}
+	ref = best.ref
+	if l, live := s.mu.live[ref]; live {
+		return ref, l.view.view, ok
+	}
+	if v := s.mu.views[ref]; v != nil {
+		return ref, v.view, ok
+	}
+	return ref, nil, ok
+}
+
+// recording is a store's view as the stream wants it.
+type recording struct {
+	*store.View
+	source *Source
+
+	mu      sync.Mutex
+	looked  time.Time
+	growing bool
+}
+
+// growingFor is how long it is believed whether another process writes.
+const growingFor = time.Second
+
+func (r *recording) Growing() bool {
+	r.source.mu.Lock()
+	_, live := r.source.mu.live[r.Ref()]
+	r.source.mu.Unlock()
+	if live {
+		return true
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if now := time.Now(); now.Sub(r.looked) >= growingFor {
+		r.looked, r.growing = now, r.Info().State == store.Live
+	}
+	return r.growing
+}
+
+func (r *recording) Append(dst []byte, first moldcast.Seq, count, size int, cold bool) ([]byte, int, error) {
+	out, n, err := r.View.Append(dst, first, count, size, cold)
+	var bad *store.CorruptError
+	if errors.As(err, &bad) {
+		err = &moldcast.HoleError{Hole: moldcast.Hole{Range: bad.Range, Reason: moldcast.Damaged}}
+	}
+	return out, n, err
+}

@@ -1,0 +1,376 @@
+package retransmit
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"iter"
+	"log/slog"
+	"net"
+	"net/netip"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/moldtape/moldtape/moldcast"
+	"github.com/moldtape/moldtape/moldcast/mcast"
+	"github.com/moldtape/moldtape/retransmit/admit"
+)
+
+// Recording is one take of a session as the recovery stream reads it. Its
+// methods are called from several goroutines at the same time. What is missing
+// in a recording that was pruned or damaged is a hole of it too.
+type Recording interface {
+	View
+
+	// Ended is one past the last message of the session, once its end is on
+	// record.
+	Ended() (end moldcast.Seq, ok bool)
+
+	// Growing reports that it is still being written: a missing range with no
+	// reason on record may yet be filled.
+	Growing() bool
+}
+
+// Recordings finds what a recovery stream serves. It is called at each login,
+// from several goroutines, and may read a disk.
+type Recordings interface {
+	// Recording is the latest take of the session; with soup.Blank, the current
+	// session. The same take is the same Recording, comparable with ==. The
+	// errors are ErrNoRecording, or a failure to read.
+	Recording(s moldcast.Session) (moldcast.Session, Recording, error)
+}
+
+// ErrNoRecording: no such session, or for soup.Blank none that is the current
+// one.
+var ErrNoRecording = errors.New("retransmit: session not available")
+
+// StreamConfig is what a StreamServer is made of.
+type StreamConfig struct {
+	Listener   net.Listener // Run closes it
+	Recordings Recordings
+
+	// Allow lists the networks that are served; nil takes admit.DefaultAllow.
+	Allow []netip.Prefix
+
+	// Readers bounds the connections: 1..65536. Default 1024. One that has
+	// nothing under way costs two goroutines and 1 KiB; else up to 70 KiB more.
+	Readers int
+
+	// Reads is how many readers read from the archive at once: 1..256. Default
+	// 2, so that they leave the processors to the capture.
+	Reads int
+
+	// Stall is how long a reader may take nothing of what is sent to it before
+	// it is disconnected. Default 15s.
+	Stall time.Duration
+
+	Clock Clock        // default: the system's
+	Log   *slog.Logger // default: discarded
+}
+
+// EnsureDefaults fills in what is zero.
+func (c *StreamConfig) EnsureDefaults() {
+	if c.Allow == nil {
+		c.Allow = admit.DefaultAllow()
+	}
+	if c.Readers == 0 {
+		c.Readers = 1024
+	}
+	if c.Reads == 0 {
+		c.Reads = 2
+	}
+	if c.Stall == 0 {
+		c.Stall = 15 * time.Second
+	}
+	if c.Clock == nil {
+		c.Clock = mcast.NewClock()
+	}
+	if c.Log == nil {
+		c.Log = slog.New(slog.DiscardHandler)
+	}
+}
+
+// Validate reports the first value out of range. EnsureDefaults comes before.
+func (c *StreamConfig) Validate() error {
+	switch {
+	case c.Listener == nil:
+		return errors.New("retransmit: no Listener")
+	case c.Recordings == nil:
+		return errors.New("retransmit: no Recordings")
+	case c.Readers < 1 || c.Readers > 65536:
+		return fmt.Errorf("retransmit: Readers %d: want 1..65536", c.Readers)
+	case c.Reads < 1 || c.Reads > 256:
+		return fmt.Errorf("retransmit: Reads %d: want 1..256", c.Reads)
+	case c.Stall < 0:
+		return fmt.Errorf("retransmit: Stall %v: want a time above 0", c.Stall)
+	}
+	return nil
+}
+
+// StreamEnd is how a connection of the recovery stream ended.
+type StreamEnd uint8
+
+// The ways a connection ends.
+const (
+	StreamNotAllowed StreamEnd = iota // from outside the allow-list
+	StreamFull                        // there were Readers connections
+	StreamNoLogin                     // none came in time
+	StreamRejected                    // session not available
+	StreamProtocol                    // the client did not speak the protocol
+	StreamSilent                      // no heartbeat of the client in time
+	StreamStalled                     // it did not read what was sent
+	StreamHole                        // at a hole: it logs in again behind it
+	StreamComplete                    // after the end of the session
+	StreamLogout                      // the client left
+	StreamLost                        // the connection broke, or the client closed it
+	StreamFailed                      // the archive could not be read
+	StreamStopped                     // the server stopped
+	StreamEnds                        // number of them
+)
+
+var streamEndNames = [StreamEnds]string{
+	"not_allowed", "full", "no_login", "rejected", "protocol", "silent", "stalled", "hole", "complete", "logout", "lost", "read_failed", "stopped",
+}
+
+// String is e as a counter's name.
+func (e StreamEnd) String() string {
+	if e < StreamEnds {
+		return streamEndNames[e]
+	}
+	return "end(?)"
+}
+
+// StreamStats counts since the server was made. Connections is always Readers
+// and all of Ends.
+type StreamStats struct {
+	Connections uint64 // accepted
+	Readers     int    // now
+	Messages    uint64 // handed to the system
+	Bytes       uint64 // of these, framing included
+	Ends        [StreamEnds]uint64
+}
+
+// Counters is every counter with its snake_case name, in a fixed order.
+func (s StreamStats) Counters() iter.Seq2[string, uint64] {
+	return func(yield func(string, uint64) bool) {
+		if !yield("recovery_connections", s.Connections) || !yield("recovery_messages", s.Messages) || !yield("recovery_bytes", s.Bytes) {
+			return
+		}
+		for e, n := range s.Ends {
+			if !yield("recovery_"+StreamEnd(e).String(), n) {
+				return
+			}
+		}
+	}
+}
+
+// StreamServer serves recovery streams. Each connection has a goroutine that
+// owns its state and writes, and one that reads; a feed for each recording that
+// is read looks whether there is more.
+type StreamServer struct {
+	cfg   StreamConfig
+	reads chan struct{} // as many as may read at once
+	bufs  sync.Pool     // *[]byte of framed messages
+
+	mu struct {
+		sync.Mutex
+		readers int
+		feeds   map[Recording]*feed
+	}
+
+	connections, messages, bytes atomic.Uint64
+	ends                         [StreamEnds]atomic.Uint64
+	said                         [StreamEnds]atomic.Int64 // when each was last logged
+}
+
+// NewStream makes a StreamServer. The error is StreamConfig.Validate's.
+func NewStream(cfg StreamConfig) (*StreamServer, error) {
+	cfg.EnsureDefaults()
+	if err := cfg.Validate(); err != nil {
+		return nil, err
+	}
+	s := &StreamServer{cfg: cfg, reads: make(chan struct{}, cfg.Reads)}
+	s.bufs.New = func() any { return new([]byte) }
+	s.mu.feeds = map[Recording]*feed{}
+	for i := range s.said {
+		s.said[i].Store(-1 << 62)
+	}
+	return s, nil
+}
+
+// Addr is the address that is listened on.
+func (s *StreamServer) Addr() net.Addr { return s.cfg.Listener.Addr() }
+
+// Stats is a snapshot. It may be called at any time.
+func (s *StreamServer) Stats() StreamStats {
+	st := StreamStats{Messages: s.messages.Load(), Bytes: s.bytes.Load()}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	st.Connections, st.Readers = s.connections.Load(), s.mu.readers
+	for e := range st.Ends {
+		st.Ends[e] = s.ends[e].Load()
+	}
+	return st
+}
+
+// acceptPause is how long Run waits after a failure to accept, such as no more
+// file descriptors.
+const acceptPause = 100 * time.Millisecond
+
+// Run serves until ctx is done, which is no error, or the listener fails. It
+// closes the listener, tells the readers, and returns when all connections are
+// closed. It is called once.
+func (s *StreamServer) Run(ctx context.Context) error {
+	stop := context.AfterFunc(ctx, func() { s.cfg.Listener.Close() })
+	defer stop()
+	serving, cancel := context.WithCancel(ctx)
+	var conns sync.WaitGroup
+	defer conns.Wait()
+	defer cancel()
+	defer s.cfg.Listener.Close()
+	for {
+		conn, err := s.cfg.Listener.Accept()
+		switch {
+		case err == nil:
+			s.admit(serving, &conns, conn)
+		case ctx.Err() != nil:
+			return nil
+		case errors.Is(err, net.ErrClosed):
+			return err
+		default:
+			if s.maySay(StreamFailed) {
+				s.cfg.Log.Warn("connection to the recovery stream not accepted", "error", err)
+			}
+			select {
+			case <-time.After(acceptPause):
+			case <-ctx.Done():
+			}
+		}
+	}
+}
+
+// admit begins a connection, or says why not.
+func (s *StreamServer) admit(ctx context.Context, conns *sync.WaitGroup, conn net.Conn) {
+	s.mu.Lock()
+	s.connections.Add(1)
+	s.mu.readers++
+	full := s.mu.readers > s.cfg.Readers
+	s.mu.Unlock()
+	r := newReader(s, conn)
+	switch {
+	case !s.allowed(conn.RemoteAddr()):
+		r.refuse(StreamNotAllowed)
+		s.ended(StreamNotAllowed)
+	case full:
+		r.refuse(StreamFull)
+		s.ended(StreamFull)
+	default:
+		conns.Go(func() { s.ended(r.run(ctx)) })
+	}
+}
+
+func (s *StreamServer) ended(e StreamEnd) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.mu.readers--
+	s.ends[e].Add(1)
+}
+
+func (s *StreamServer) allowed(a net.Addr) bool {
+	t, ok := a.(*net.TCPAddr)
+	if !ok {
+		return true // no network: in memory
+	}
+	ip := t.AddrPort().Addr().Unmap().WithZone("")
+	for _, p := range s.cfg.Allow {
+		if p.Contains(ip) {
+			return true
+		}
+	}
+	return false
+}
+
+func (s *StreamServer) maySay(e StreamEnd) bool {
+	now, last := s.cfg.Clock.Now(), s.said[e].Load()
+	return now-moldcast.Instant(last) >= sayEvery && s.said[e].CompareAndSwap(last, int64(now))
+}
+
+// feed tells the readers of a recording, which wait, that there is more.
+type feed struct {
+	rec  Recording
+	refs int // of the readers; owned by StreamServer.mu
+	stop chan struct{}
+
+	mu struct {
+		sync.Mutex
+		state
+		changed chan struct{} // closed at the next change
+	}
+}
+
+// state is how far a recording goes.
+type state struct {
+	head, end moldcast.Seq
+	ended     bool
+}
+
+// lookEvery is how often a feed looks.
+const lookEvery = 10 * time.Millisecond
+
+func (s *StreamServer) join(rec Recording) *feed {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	f := s.mu.feeds[rec]
+	if f == nil {
+		f = &feed{rec: rec, stop: make(chan struct{})}
+		f.mu.changed = make(chan struct{})
+		f.look()
+		s.mu.feeds[rec] = f
+		go f.run()
+	}
+	f.refs++
+	return f
+}
+
+func (s *StreamServer) leave(f *feed) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if f.refs--; f.refs == 0 {
+		delete(s.mu.feeds, f.rec)
+		close(f.stop)
+	}
+}
+
+func (f *feed) run() {
+	t := time.NewTicker(lookEvery)
+	defer t.Stop()
+	for {
+		select {
+		case <-t.C:
+			f.look()
+		case <-f.stop:
+			return
+		}
+	}
+}
+
+func (f *feed) look() {
+	var now state
+	now.end, now.ended = f.rec.Ended() // before the head: all below an end is there
+	_, now.head = f.rec.Bounds()
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if now != f.mu.state {
+		f.mu.state = now
+		close(f.mu.changed)
+		f.mu.changed = make(chan struct{})
+	}
+}
+
+// now is the state, and what is closed when there is another one.
+func (f *feed) now() (state, <-chan struct{}) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.mu.state, f.mu.changed
+}
