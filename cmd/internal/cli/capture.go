@@ -2,17 +2,16 @@ package cli
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"net"
-	"net/http"
 	"net/netip"
 	"strings"
 	"time"
 
 	"github.com/moldtape/moldtape/capture"
 	"github.com/moldtape/moldtape/capture/arbiter"
+	"github.com/moldtape/moldtape/cmd/internal/httpd"
 	"github.com/moldtape/moldtape/moldcast"
 	"github.com/moldtape/moldtape/moldcast/mcast"
 	"github.com/moldtape/moldtape/retransmit"
@@ -33,6 +32,7 @@ type captureFlags struct {
 	mtu            int
 	retransmitAddr string
 	httpAddr       string
+	pprof          bool
 	sync           time.Duration
 	segmentSize    int64
 	segmentTime    time.Duration
@@ -76,7 +76,8 @@ Prints one JSON object on stdout when it receives ({"event":"ready",…}) and on
 	fs.IntVar(&f.mtu, "mtu", 1500, "MTU of answers, in `BYTES`")
 	fs.StringVar(&f.retransmitAddr, "retransmit-listen", "", "serve requests for all that is archived on this UDP `HOST:PORT`")
 	f.stream.add(c)
-	fs.StringVar(&f.httpAddr, "http", "", "serve /status and /healthz on this TCP `HOST:PORT`")
+	fs.StringVar(&f.httpAddr, "http", "", "serve /status, /metrics, /healthz and /readyz on this TCP `HOST:PORT`, to whoever reaches it: there is no authentication")
+	fs.BoolVar(&f.pprof, "pprof", false, "serve /debug/pprof/ there too")
 	fs.Var(durationValue{&f.sync}, "sync", "longest time a received message is not yet durable; 0: synced as soon as it is stored")
 	fs.Var(sizeValue{&f.segmentSize}, "segment-size", "start the next segment at this many stored bytes")
 	fs.Var(sizeValue{&f.reserve}, "reserve", "room kept in ARCHIVE/reserve, to stop in order on a full disk; 0: none")
@@ -254,6 +255,8 @@ func runCapture(ctx context.Context, e *env, f *captureFlags) error {
 		if err := parseHostPort("--http", f.httpAddr); err != nil {
 			return err
 		}
+	} else if f.pprof {
+		return usagef("--pprof goes with --http")
 	}
 	raiseProcs(len(cfg.Lines) + 2) // and the threads of answers and of requests
 	sink := &archiveSink{}
@@ -384,6 +387,7 @@ func (s *sessionSink) Close() error {
 type captureNode struct {
 	env      *env
 	channels []*capture.Channel
+	requests *retransmit.Server // nil: none
 	stop     []func()
 
 	retransmitAddr, recoveryAddr, httpAddr string
@@ -417,7 +421,7 @@ func (n *captureNode) serve(f *captureFlags, src *Source) error {
 			conn.Close()
 			return err
 		}
-		n.retransmitAddr = srv.Addr().String()
+		n.retransmitAddr, n.requests = srv.Addr().String(), srv
 		n.background(srv.Run, "retransmit")
 	}
 	stream, err := f.stream.server(src.recordings(f.channel), nil, n.env.log)
@@ -434,14 +438,15 @@ func (n *captureNode) serve(f *captureFlags, src *Source) error {
 			return fmt.Errorf("--http: %w", err)
 		}
 		n.httpAddr = l.Addr().String()
-		srv := &http.Server{Handler: n.handler(), ReadHeaderTimeout: 5 * time.Second, IdleTimeout: time.Minute, MaxHeaderBytes: 16 << 10}
-		n.background(func(ctx context.Context) error {
-			defer context.AfterFunc(ctx, func() { srv.Close() })()
-			if err := srv.Serve(l); !errors.Is(err, http.ErrServerClosed) {
-				return err
-			}
-			return nil
-		}, "http")
+		if t, ok := l.Addr().(*net.TCPAddr); ok && !t.IP.IsLoopback() {
+			n.env.log.Warn("status and metrics are served to whoever reaches this address: there is no authentication", "http", n.httpAddr)
+		}
+		cfg := httpd.Config{Status: n.status, Archive: n.env.archiveDir(), Version: version(), Pprof: f.pprof, Log: n.env.log}
+		if n.requests != nil {
+			cfg.Requests = n.requests.Stats
+		}
+		srv := httpd.New(cfg)
+		n.background(func(ctx context.Context) error { return srv.Serve(ctx, l) }, "http")
 	}
 	return nil
 }
@@ -470,66 +475,4 @@ func (n *captureNode) status(ctx context.Context) ([]capture.Status, error) {
 		out = append(out, st)
 	}
 	return out, nil
-}
-
-const (
-	healthOK       = "ok"
-	healthDegraded = "degraded" // some channel cannot store what it receives
-	healthStopping = "stopping" // or an engine does not answer
-)
-
-// health is the answer of /healthz: 200 where Status is ok, else 503.
-type health struct {
-	Status   string          `json:"status"`
-	Error    string          `json:"error,omitempty"`
-	Channels []channelHealth `json:"channels,omitempty"` // those that are not well
-}
-
-type channelHealth struct {
-	Channel string          `json:"channel"`
-	Storage capture.Storage `json:"storage"`
-}
-
-func (n *captureNode) health(ctx context.Context) health {
-	channels, err := n.status(ctx)
-	if err != nil {
-		return health{Status: healthStopping, Error: err.Error()}
-	}
-	h := health{Status: healthOK}
-	for _, c := range channels {
-		if c.Storage.Degraded() {
-			h.Status = healthDegraded
-			h.Channels = append(h.Channels, channelHealth{c.Channel, c.Storage})
-		}
-	}
-	return h
-}
-
-func (n *captureNode) handler() http.Handler {
-	mux := http.NewServeMux()
-	mux.HandleFunc("GET /status", func(w http.ResponseWriter, r *http.Request) {
-		ctx, cancel := context.WithTimeout(r.Context(), 5*time.Second)
-		defer cancel()
-		var out struct {
-			Channels []capture.Status `json:"channels"`
-		}
-		var err error
-		if out.Channels, err = n.status(ctx); err != nil {
-			http.Error(w, err.Error(), http.StatusServiceUnavailable)
-			return
-		}
-		w.Header().Set("Content-Type", "application/json")
-		_ = json.NewEncoder(w).Encode(out)
-	})
-	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, r *http.Request) {
-		ctx, cancel := context.WithTimeout(r.Context(), 5*time.Second)
-		defer cancel()
-		h := n.health(ctx)
-		w.Header().Set("Content-Type", "application/json")
-		if h.Status != healthOK {
-			w.WriteHeader(http.StatusServiceUnavailable)
-		}
-		_ = json.NewEncoder(w).Encode(h)
-	})
-	return mux
 }
