@@ -193,26 +193,34 @@ func (s *Server) document(ctx context.Context) (Document, error) {
 	return s.last, nil
 }
 
-// Worst is the state of a node with these channels: degraded if one is; ended
-// if all are.
+// Worst is the state of a node with these channels: failed or degraded if one
+// is; ended if all are, or have stopped.
 func Worst(channels []capture.Status) string {
-	worst := capture.StateEnded
+	worst, most := capture.StateEnded, 0
 	for _, c := range channels {
-		switch c.State {
-		case capture.StateEnded:
-		case capture.StateOK:
-			worst = capture.StateOK
-		default:
-			return c.State
+		if n := severity(c.State); n > most {
+			worst, most = c.State, n
 		}
 	}
 	return worst
 }
 
+func severity(state string) int {
+	switch state {
+	case capture.StateEnded, capture.StateStopped:
+		return 0
+	case capture.StateOK:
+		return 1
+	case capture.StateDegraded:
+		return 2
+	}
+	return 3
+}
+
 // The answers of /healthz.
 const (
 	healthOK       = "ok"
-	healthDegraded = "degraded" // some channel cannot store what it receives
+	healthDegraded = "degraded" // some channel cannot store what it receives, or has failed
 	healthStopping = "stopping" // or an engine does not answer
 )
 
@@ -226,6 +234,8 @@ type Health struct {
 // ChannelHealth is a channel that is not well.
 type ChannelHealth struct {
 	Channel string          `json:"channel"`
+	State   string          `json:"state"`
+	Error   string          `json:"error,omitempty"`
 	Storage capture.Storage `json:"storage"`
 }
 
@@ -239,9 +249,9 @@ func (s *Server) healthz(w http.ResponseWriter, r *http.Request) {
 	}
 	h, code := Health{Status: healthOK}, http.StatusOK
 	for _, c := range d.Channels {
-		if c.Storage.Degraded() {
+		if c.Storage.Degraded() || c.State == capture.StateFailed {
 			h.Status, code = healthDegraded, http.StatusServiceUnavailable
-			h.Channels = append(h.Channels, ChannelHealth{c.Channel, c.Storage})
+			h.Channels = append(h.Channels, ChannelHealth{c.Channel, c.State, c.Error, c.Storage})
 		}
 	}
 	writeJSON(w, code, h)
@@ -264,6 +274,9 @@ func (s *Server) readyz(w http.ResponseWriter, r *http.Request) {
 	for _, c := range d.Channels {
 		if c.Storage.Degraded() {
 			a.Reasons = append(a.Reasons, "channel "+c.Channel+": the archive cannot be written: "+c.Storage.Error)
+		}
+		if c.State == capture.StateFailed {
+			a.Reasons = append(a.Reasons, "channel "+c.Channel+" has failed: "+c.Error)
 		}
 	}
 	code := http.StatusServiceUnavailable

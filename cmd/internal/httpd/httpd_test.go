@@ -286,6 +286,8 @@ func TestDisk(t *testing.T) {
 func TestHealthAndReadiness(t *testing.T) {
 	bad := sample("bad", 0)
 	bad.Storage = capture.Storage{State: "failing", Error: "no space left", Advice: "free room"}
+	failed := sample("gone", 0)
+	failed.State, failed.Error = capture.StateFailed, "the socket is gone"
 	for _, c := range []struct {
 		name              string
 		channels          []capture.Status
@@ -295,6 +297,7 @@ func TestHealthAndReadiness(t *testing.T) {
 	}{
 		{"degraded by a gap alone", []capture.Status{sample("x", 0)}, nil, 200, 200, `"status":"ok"`, `{"ready":true}`},
 		{"an archive that fails", []capture.Status{sample("x", 0), bad}, nil, 503, 503, `"channel":"bad"`, `channel bad: the archive cannot be written: no space left`},
+		{"a channel that failed", []capture.Status{failed, sample("x", 0)}, nil, 503, 503, `"channel":"gone","state":"failed","error":"the socket is gone"`, `channel gone has failed: the socket is gone`},
 		{"an engine that is gone", nil, errors.New("channel x has stopped"), 503, 503, `"status":"stopping","error":"channel x has stopped"`, `not capturing: channel x has stopped`},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -321,6 +324,7 @@ func TestWorst(t *testing.T) {
 	}
 	for want, states := range map[string][]capture.Status{
 		"ok": of("ended", "ok"), "ended": of("ended", "ended"), "degraded": of("ok", "degraded", "ended"),
+		"failed": of("degraded", "failed", "ok", "stopped"),
 	} {
 		if got := Worst(states); got != want {
 			t.Errorf("%s, want %s", got, want)

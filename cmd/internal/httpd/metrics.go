@@ -119,7 +119,7 @@ func channel(e emit, c *capture.Status) {
 	for name, n := range fields(reflect.ValueOf(c.Verdicts)) {
 		e.with("verdict", name).counter("verdicts_total", "Messages by what became of them; of wrong_session, datagrams.", float64(n))
 	}
-	e.flag("up", "Whether the channel is ok, or has ended.", c.State != capture.StateDegraded)
+	e.flag("up", "Whether the channel is ok, or has ended.", severity(c.State) < 2)
 	for _, d := range c.Degraded {
 		r := e.with("reason", d.Reason)
 		r.flag("degraded", "Whether the channel is degraded now, by reason.", d.Now)
