@@ -87,7 +87,8 @@ func Open(dir string, o Options) (*Archive, error) {
 	return a, nil
 }
 
-// hasRecordings reports whether dir holds a segment of a session.
+// hasRecordings reports whether dir holds a segment of a session, or the
+// record of one that was pruned.
 func hasRecordings(fs vfs.FS, dir string) bool {
 	a := &Archive{dir: dir, o: Options{FS: fs}}
 	refs, err := a.refs()
@@ -97,7 +98,8 @@ func hasRecordings(fs vfs.FS, dir string) bool {
 	for _, r := range refs {
 		names, _ := fs.List(a.sessionDir(r))
 		for _, name := range names {
-			if _, ok := parseSegmentName(name); ok {
+			_, segment := parseSegmentName(name)
+			if _, pruned := parsePrunedName(name); segment || pruned {
 				return true
 			}
 		}

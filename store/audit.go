@@ -38,7 +38,11 @@ const (
 	AuditHold      AuditEvent = "hold"
 	AuditRelease   AuditEvent = "release"
 	AuditSeal      AuditEvent = "seal"
-	AuditRepair    AuditEvent = "repair"
+	AuditRepair    AuditEvent = "repair" // a file was restored, or what of the log itself cannot be is acknowledged
+
+	// AuditBroken: lines before it, those in Broken, do not follow the line
+	// before them. Nobody was asked: it is appended before what was to be.
+	AuditBroken AuditEvent = "chain_broken"
 )
 
 // AuditEntry is one line of the audit log. Which of the members from Segment
@@ -58,16 +62,37 @@ type AuditEntry struct {
 	LastSeq  moldcast.Seq `json:"last_seq,omitempty"` // inclusive
 	Messages uint64       `json:"messages,omitempty"`
 	Bytes    uint64       `json:"bytes,omitempty"` // on disk
+
+	File   string `json:"file,omitempty"`   // within the archive
+	Broken []int  `json:"broken,omitempty"` // lines, from 1
 }
 
-// AuditError is the first line of an audit log that is not what was written.
-type AuditError struct {
-	Line    int // from 1
-	Problem string
+// AuditBreak is a line of the audit log that is not what was written, or not
+// what was written after the line before it.
+type AuditBreak struct {
+	Line         int    `json:"line"` // from 1
+	Problem      string `json:"problem"`
+	Recorded     int    `json:"recorded_line,omitempty"`     // the entry AuditBroken that names it; 0: none yet
+	Acknowledged int    `json:"acknowledged_line,omitempty"` // the entry AuditRepair that does; 0: none
 }
+
+func (b AuditBreak) String() string {
+	s := fmt.Sprintf("%s line %d: %s", auditFile, b.Line, b.Problem)
+	if b.Recorded > 0 {
+		s += fmt.Sprintf(" (on record in line %d)", b.Recorded)
+	}
+	return s
+}
+
+// AuditError is every break of the chain of an audit log, by line.
+type AuditError struct{ Breaks []AuditBreak }
 
 func (e *AuditError) Error() string {
-	return fmt.Sprintf("%s line %d: %s", auditFile, e.Line, e.Problem)
+	s := e.Breaks[0].String()
+	if n := len(e.Breaks); n > 1 {
+		s += fmt.Sprintf(", and %d more breaks of its chain", n-1)
+	}
+	return s
 }
 
 // Audit appends e to the audit log of the archive, and returns when it is
@@ -100,6 +125,10 @@ func (a *Archive) lockAudit() (io.Closer, error) {
 }
 
 // audit is Audit. REQUIRES: lockAudit.
+//
+// A removal that is not on record is worse than a chain that is broken, and
+// one that is broken must not look whole again: on a log whose chain is broken
+// an entry that names the places goes first, and the chain goes on from there.
 func (a *Archive) audit(e AuditEntry) error {
 	if err := a.appendAudit(e); err != nil {
 		return fmt.Errorf("audit log: %w", err)
@@ -110,42 +139,54 @@ func (a *Archive) audit(e AuditEntry) error {
 func (a *Archive) appendAudit(e AuditEntry) error {
 	fs := a.o.FS
 	path := fs.PathJoin(a.dir, auditFile)
-	last, end, torn, err := auditEnd(fs, path)
+	at, err := a.auditTail(path)
 	if err != nil {
 		return err
 	}
-	e.Prev, e.Time = "", a.o.Clock().UTC()
-	if e.Node == "" {
-		e.Node = a.o.Node
-	}
-	if last != nil {
-		e.Prev = auditSum(last)
-	}
-	line, err := json.Marshal(e)
-	if err != nil {
-		return err
-	}
-	if len(line) >= maxAuditLine {
-		return fmt.Errorf("an entry of %d bytes: want less than %d", len(line), maxAuditLine)
-	}
-	line = append(line, '\n')
-	if end == 0 || torn {
-		// A line that a crash cut short was never confirmed: it goes.
-		var whole []byte
-		if torn && end > 0 {
-			if whole, err = readFile(fs, path); err != nil {
-				return err
-			}
-			whole = whole[:end]
-			a.o.Log.Warn("audit log: the last line was cut short by a crash and is dropped")
+	var add []byte
+	put := func(e AuditEntry) error {
+		e.Prev, e.Time = "", a.o.Clock().UTC()
+		if e.Node == "" {
+			e.Node = a.o.Node
 		}
-		return writeFile(fs, a.dir, auditFile, append(whole, line...))
+		if at.last != nil {
+			e.Prev = auditSum(at.last)
+		}
+		line, err := json.Marshal(e)
+		if err != nil {
+			return err
+		}
+		if len(line) >= maxAuditLine {
+			return fmt.Errorf("an entry of %d bytes: want less than %d", len(line), maxAuditLine)
+		}
+		add, at.last = append(append(add, line...), '\n'), line
+		return nil
 	}
+	for lines := unrecorded(at.breaks); len(lines) > 0; {
+		a.o.Log.Error("the chain of the audit log is broken; that is put on record, and the chain goes on from there", "lines", lines)
+		n := min(len(lines), maxBroken)
+		if err := put(AuditEntry{Event: AuditBroken, Broken: lines[:n], Reason: "lines of this log are not what was written: what follows is chained anew"}); err != nil {
+			return err
+		}
+		lines = lines[n:]
+	}
+	if err := put(e); err != nil {
+		return err
+	}
+	if at.whole != nil || at.end == 0 {
+		err = writeFile(fs, a.dir, auditFile, append(at.whole, add...))
+	} else {
+		err = appendSynced(fs, path, add, at.end)
+	}
+	return err
+}
+
+func appendSynced(fs vfs.FS, path string, b []byte, at int64) error {
 	f, err := fs.OpenReadWrite(path, vfs.WriteCategoryUnspecified)
 	if err != nil {
 		return err
 	}
-	_, err = f.WriteAt(line, end)
+	_, err = f.WriteAt(b, at)
 	if err == nil {
 		err = f.Sync()
 	}
@@ -155,41 +196,56 @@ func (a *Archive) appendAudit(e AuditEntry) error {
 	return err
 }
 
-// auditEnd finds the last whole line of the log, nil without one, and where
-// the next goes; torn is whether something lies behind that.
-func auditEnd(fs vfs.FS, path string) (last []byte, end int64, torn bool, err error) {
-	f, err := fs.Open(path)
+// maxBroken bounds the lines that one entry names.
+const maxBroken = 1000
+
+// unrecorded are the lines of breaks that no entry names.
+func unrecorded(breaks []AuditBreak) (lines []int) {
+	for _, b := range breaks {
+		if b.Recorded == 0 {
+			lines = append(lines, b.Line)
+		}
+	}
+	return lines
+}
+
+// auditTail is the end of the log, that something is to be appended to.
+type auditTail struct {
+	last   []byte // the last line, nil without one
+	end    int64  // where the next goes
+	whole  []byte // not nil: the log is to be written anew with this before
+	breaks []AuditBreak
+}
+
+// auditTail reads the log. REQUIRES: lockAudit.
+func (a *Archive) auditTail(path string) (t auditTail, err error) {
+	fs := a.o.FS
+	b, err := readFile(fs, path)
 	if isNotExist(err) {
-		return nil, 0, false, nil
+		return t, nil
 	}
 	if err != nil {
-		return nil, 0, false, err
+		return t, err
 	}
-	defer f.Close()
-	st, err := f.Stat()
-	if err != nil {
-		return nil, 0, false, err
-	}
-	size := st.Size()
-	from := max(0, size-2*maxAuditLine)
-	b := make([]byte, size-from)
-	if len(b) > 0 {
-		if _, err := f.ReadAt(b, from); err != nil && err != io.EOF {
-			return nil, 0, false, err
+	if _, whole := links(b, true); whole && len(b) > 0 { // it is mostly, and that is fast
+		n := len(b)
+		last := b[bytes.LastIndexByte(b[:n-1], '\n')+1 : n-1]
+		if _, problem := parseAuditLine(last); problem == "" {
+			return auditTail{last: last, end: int64(n)}, nil
 		}
 	}
-	k := bytes.LastIndexByte(b, '\n')
-	if k < 0 {
-		if from > 0 {
-			return nil, 0, false, errors.New("its last line is longer than any that was written; `moldtape audit` says more")
+	log := readAudit(b)
+	t = auditTail{last: log.last, end: int64(log.end), breaks: log.breaks}
+	if log.end < len(b) {
+		t.whole = b[:log.end:log.end]
+		if log.endless {
+			a.o.Log.Warn("audit log: the last line has no end; it is whole all the same")
+			t.whole = append(append(t.whole, log.last...), '\n')
+		} else {
+			a.o.Log.Warn("audit log: the last line was cut short by a crash and is dropped")
 		}
-		return nil, 0, size > 0, nil
 	}
-	start := bytes.LastIndexByte(b[:k], '\n') + 1
-	if start == 0 && from > 0 {
-		return nil, 0, false, errors.New("its last line is longer than any that was written; `moldtape audit` says more")
-	}
-	return b[start:k], from + int64(k) + 1, k+1 < len(b), nil
+	return t, nil
 }
 
 func auditSum(line []byte) string {
@@ -199,9 +255,9 @@ func auditSum(line []byte) string {
 
 // AuditLog reads and checks the audit log; none is an empty one. torn is
 // whether behind the last line lies one that a crash cut short before it was
-// confirmed. The error is *AuditError for the first line that breaks the
-// chain, with the entries before it. What the chain cannot show is that lines
-// are missing at its end.
+// confirmed. The error is *AuditError where the chain is broken; the entries
+// are all that can be read, also behind a break. What the chain cannot show is
+// that the last line was changed, or lines are missing at its end.
 func (a *Archive) AuditLog() (entries []AuditEntry, torn bool, err error) {
 	b, err := readFile(a.o.FS, a.o.FS.PathJoin(a.dir, auditFile))
 	if isNotExist(err) {
@@ -214,31 +270,87 @@ func (a *Archive) AuditLog() (entries []AuditEntry, torn bool, err error) {
 }
 
 func parseAudit(b []byte) (entries []AuditEntry, torn bool, err error) {
-	prev := ""
-	for len(b) > 0 {
-		line, rest, whole := bytes.Cut(b, []byte{'\n'})
-		if !whole {
-			return entries, true, nil
-		}
-		n := len(entries) + 1
-		var e AuditEntry
-		d := json.NewDecoder(bytes.NewReader(line))
-		if err := d.Decode(&e); err != nil || d.More() {
-			return entries, false, &AuditError{Line: n, Problem: "it is no entry of the log"}
-		}
-		if e.Prev != prev {
-			what := "the line before it is not the one it was written after"
-			if n == 1 {
-				what = "lines before it are missing"
-			}
-			return entries, false, &AuditError{Line: n, Problem: what}
-		}
-		if e.Event == "" || e.Time.IsZero() {
-			return entries, false, &AuditError{Line: n, Problem: "it is no entry of the log"}
-		}
-		entries = append(entries, e)
-		prev = auditSum(line)
-		b = rest
+	log := readAudit(b)
+	if len(log.breaks) > 0 {
+		err = &AuditError{log.breaks}
 	}
-	return entries, false, nil
+	return log.entries, log.end < len(b) && !log.endless, err
+}
+
+// auditLog is a log as it was read.
+type auditLog struct {
+	entries []AuditEntry
+	breaks  []AuditBreak
+	last    []byte // the last line
+	end     int    // of what counts
+	endless bool   // behind that lies a line that is whole but for its end; it counts
+}
+
+func readAudit(b []byte) (log auditLog) {
+	prev, line := "", 0
+	take := func(text []byte) {
+		line++
+		e, problem := parseAuditLine(text)
+		if problem == "" && e.Prev != prev {
+			problem = "the line before it is not the one it was written after"
+			if line == 1 {
+				problem = "lines before it are missing"
+			}
+		}
+		if problem != "" {
+			log.breaks = append(log.breaks, AuditBreak{Line: line, Problem: problem})
+		}
+		if e.Event != "" {
+			log.entries = append(log.entries, e)
+			for _, n := range e.Broken {
+				for i := range log.breaks {
+					switch x := &log.breaks[i]; {
+					case x.Line != n || problem != "":
+					case e.Event == AuditBroken && x.Recorded == 0:
+						x.Recorded = line
+					case e.Event == AuditRepair && x.Acknowledged == 0:
+						x.Acknowledged = line
+					}
+				}
+			}
+		}
+		prev, log.last = auditSum(text), text
+	}
+	for log.end < len(b) {
+		n := bytes.IndexByte(b[log.end:], '\n')
+		if n < 0 {
+			log.endless = true
+			switch text := b[log.end:]; {
+			case follows(text, prev):
+				take(text)
+			case follows(text[:len(text)-1], prev): // its end is another byte
+				take(text[:len(text)-1])
+			case len(text) > maxAuditLine: // no crash left that
+				take(text)
+			default:
+				log.endless = false
+			}
+			break
+		}
+		take(b[log.end : log.end+n])
+		log.end += n + 1
+	}
+	return log
+}
+
+// follows reports whether text is an entry that was written after the line
+// whose sum is prev.
+func follows(text []byte, prev string) bool {
+	e, problem := parseAuditLine(text)
+	return problem == "" && e.Prev == prev
+}
+
+// parseAuditLine is an entry, or says why the line is none.
+func parseAuditLine(text []byte) (e AuditEntry, problem string) {
+	const none = "it is no entry of the log"
+	d := json.NewDecoder(bytes.NewReader(text))
+	if err := d.Decode(&e); err != nil || d.More() || e.Event == "" || e.Time.IsZero() {
+		return AuditEntry{}, none
+	}
+	return e, ""
 }

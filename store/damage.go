@@ -1,7 +1,6 @@
 package store
 
 import (
-	"encoding/json"
 	"errors"
 	"fmt"
 	"slices"
@@ -90,7 +89,7 @@ func (a *Archive) readDamage(dir string, known func(name string) bool) (out []da
 		var d damageRecord
 		b, err := readFile(fs, fs.PathJoin(dir, name))
 		if err == nil {
-			err = json.Unmarshal(b, &d)
+			err = parseSummed(b, &d)
 		}
 		if err != nil || d.name() != name {
 			a.o.Log.Warn("record of damage cannot be read; what it names is checked anew", "file", fs.PathJoin(dir, name), "err", err)
@@ -106,7 +105,7 @@ func (a *Archive) writeDamage(dir string, d damageRecord) {
 	fs := a.o.FS
 	err := makeDir(fs, fs.PathJoin(dir, damageDir))
 	if err == nil {
-		err = writeJSON(fs, fs.PathJoin(dir, damageDir), d.name(), d)
+		err = writeSummed(fs, fs.PathJoin(dir, damageDir), d.name(), d)
 	}
 	if err != nil {
 		a.o.Log.Warn("damage could not be put on record", "file", fs.PathJoin(dir, d.name()), "err", err)

@@ -19,9 +19,10 @@
 //	    000001.seg.gone/               a pruned segment until it is unlinked
 //	    hold.json                      nothing of the session may be removed
 //
-// moldtape.json, session.json and seal.json are written beside their place,
-// synced and renamed. The first two begin with a member sum, SHA-256 of what
-// comes after it: what does not match it is not believed, and made again by
+// moldtape.json, session.json, hold.json, seal.json and those under damaged
+// are written beside their place, synced and renamed. All but the seal begin
+// with a member sum, SHA-256 of what comes after it: what does not match it is
+// not believed; moldtape.json and session.json are made again by Mend, or by
 // the next writer. session.json says nothing that the segments do not,
 // but for the newest seal, so that a loss of the last segments shows, and
 // is written again from them when it is lost. A segment holds whatever ranges
@@ -78,7 +79,7 @@
 //	't' id u64, n u32      tail record, in the same form: pieces of block id, not yet written
 //	'o' time u64, first u64   hole record (JSON); the newest for a sequence holds
 //	'f' time u64, first u64   record of what was brought in later, and from where (JSON)
-//	'x' name               facts: segment, facts, lines (JSON)
+//	'x' name               facts: segment, facts, lines; sealed: when and by which node (JSON)
 //
 // All integers are big-endian. Headers lie apart from bodies, so that
 // listings, coverage, times and holes are read without them; bodies lie in
@@ -144,6 +145,16 @@
 // message: what the store of a sealed segment does not give is looked for in its
 // files, by how headers and bodies begin, their checksums, and the digests in
 // the seal. Verify names that as a fault until Rewrite has stored it anew.
+//
+// Of the files around the messages, each has a hash of its own or is named by
+// that of another. So Mend can try every bit of a small one, and know when it is
+// right: SHA-256 leaves no doubt. In the audit log, the line after tells it. Other
+// damage of a seal: all but when and by whom follows from what the segment
+// holds, and that is in the segment too (key xsealed); what comes out is to be
+// what the next seal or session.json names. A newest one that nothing names
+// has a member rebuilt, which Verify notes for ever. Of the last line of the
+// audit log, and of a pruned segment, nothing else is kept: what is beyond one
+// bit is named, and stays.
 //
 // # Crashes, one by one
 //

@@ -1,7 +1,6 @@
 package store
 
 import (
-	"encoding/json"
 	"errors"
 	"fmt"
 	"time"
@@ -21,6 +20,8 @@ type Hold struct {
 	Reason string    `json:"reason"`
 	By     string    `json:"by,omitempty"`
 	Time   time.Time `json:"time"`
+
+	damaged bool // the file says nothing
 }
 
 // readHold is the hold of a recording, nil without one.
@@ -33,9 +34,9 @@ func (a *Archive) readHold(r Ref) (*Hold, error) {
 		return nil, fmt.Errorf("%v: %w", r, err)
 	}
 	h := new(Hold)
-	if err := json.Unmarshal(b, h); err != nil {
+	if err := parseSummed(b, h); err != nil {
 		// It is there: nothing is removed.
-		return &Hold{Reason: holdFile + " is damaged"}, nil
+		return &Hold{Reason: holdFile + " is damaged", damaged: true}, nil
 	}
 	return h, nil
 }
@@ -61,7 +62,7 @@ func (a *Archive) Hold(r Ref, reason, by string) error {
 	}
 	// The hold first: one that is not on record protects all the same.
 	n := Hold{Reason: reason, By: by, Time: a.o.Clock().UTC()}
-	if err := writeJSON(a.o.FS, a.sessionDir(r), holdFile, n); err != nil {
+	if err := writeSummed(a.o.FS, a.sessionDir(r), holdFile, n); err != nil {
 		return fmt.Errorf("%v: %w", r, err)
 	}
 	return a.audit(AuditEntry{Event: AuditHold, Session: r.String(), Reason: reason, By: by})

@@ -78,6 +78,7 @@ var (
 	metaSegment = []byte("xsegment")
 	metaFacts   = []byte("xfacts")
 	metaLines   = []byte("xlines")
+	metaSealed  = []byte("xsealed")
 )
 
 func seqKey(dst []byte, kind byte, n uint64) []byte {
@@ -206,6 +207,8 @@ type seal struct {
 	Opened  time.Time `json:"opened"`
 	Sealed  time.Time `json:"sealed"`
 	Prev    string    `json:"prev"` // sum of the seal before; empty in a first one
+
+	Rebuilt *time.Time `json:"rebuilt,omitempty"` // when it was made again, and nothing proved that it is as it was
 	facts
 	Coverage    [][2]moldcast.Seq `json:"coverage"`          // inclusive
 	Patches     [][2]moldcast.Seq `json:"patches,omitempty"` // of it, what blocks hold that replace damaged ones
@@ -389,14 +392,6 @@ func parseSummed(b []byte, v any) error {
 		}
 	}
 	return json.Unmarshal(b, v)
-}
-
-func writeJSON(fs vfs.FS, dir, name string, v any) error {
-	b, err := json.MarshalIndent(v, "", "  ")
-	if err != nil {
-		return err
-	}
-	return writeFile(fs, dir, name, append(b, '\n'))
 }
 
 func syncDir(fs vfs.FS, dir string) error {

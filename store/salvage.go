@@ -198,7 +198,8 @@ func (h *handle) salvage(t *table) (*salvage, error) {
 		}
 		h.raw, h.rawErr = salvageSegment(t.fs, h.seg)
 		if h.rawErr == nil {
-			t.log.Error("the store of a segment is damaged: what its files hold was looked through", "segment", h.seg.name, "blocks", len(h.raw.blocks))
+			// What is lost by it is said where it is read; it may be replaced.
+			t.log.Warn("the store of a segment is damaged: what its files hold was looked through", "segment", h.seg.name, "blocks", len(h.raw.blocks))
 		}
 	})
 	return h.raw, h.rawErr

@@ -255,6 +255,15 @@ func (g *segment) finish(a *Archive, prev string) (*seal, error) {
 		return nil, fmt.Errorf("%s: not open", g.name)
 	}
 	wrap := func(err error) (*seal, error) { return nil, fmt.Errorf("%s: seal: %w", g.name, err) }
+	// With it a seal that is lost can be made again, to the byte.
+	at := sealedAt{Sealed: a.o.Clock().UTC(), Node: a.o.Node}
+	record, err := json.Marshal(at)
+	if err != nil {
+		return wrap(err)
+	}
+	if err := guard(g.log, func() error { return db.Set(metaSealed, record, pebble.NoSync) }); err != nil {
+		return wrap(err)
+	}
 	if err := guard(g.log, func() error { return flush(db, g.log) }); err != nil {
 		return wrap(err)
 	}
@@ -305,7 +314,7 @@ func (g *segment) finish(a *Archive, prev string) (*seal, error) {
 		return wrap(err)
 	}
 	dropLogs(a, g)
-	s.Sealed = a.o.Clock().UTC()
+	s.Sealed = at.Sealed
 	s.BytesDisk = dirBytes(a.o.FS, g.dir)
 	b, err := s.encode()
 	if err != nil {
@@ -456,6 +465,6 @@ func (g *segment) loadIndex(t *table) (*index, error) {
 
 func logBadHeaders(log *slog.Logger, g *segment, x *index) {
 	for _, b := range x.bad {
-		log.Error("block header is damaged; the block is not served", "segment", g.name, "key", hex.EncodeToString(b.key), "err", b.err)
+		log.Warn("block header is damaged; what it holds is not served from here", "segment", g.name, "key", hex.EncodeToString(b.key), "err", b.err)
 	}
 }

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"slices"
 	"sync"
+	"time"
 
 	"github.com/cockroachdb/pebble/v2"
 
@@ -31,6 +32,7 @@ type Report struct {
 	Skipped  []string `json:"skipped"` // segments that are being written
 	Faults   []Fault  `json:"faults"`
 	Replaced []Fault  `json:"replaced"` // damage of which good blocks hold every message
+	Notes    []Fault  `json:"notes"`    // what was once wrong, cannot be made right, and was acknowledged by a repair
 }
 
 // Fault is one thing that is wrong.
@@ -61,6 +63,7 @@ func (f Fault) String() string {
 type verification struct {
 	a        *Archive
 	progress func(Progress)
+	audit    []AuditEntry
 
 	mu  sync.Mutex
 	rep Report
@@ -80,14 +83,17 @@ func (a *Archive) Verify(ctx context.Context, refs []Ref, progress func(Progress
 			return Report{}, err
 		}
 	}
-	v := &verification{a: a, progress: progress, rep: Report{Skipped: []string{}, Faults: []Fault{}, Replaced: []Fault{}}}
+	v := &verification{a: a, progress: progress, rep: Report{Skipped: []string{}, Faults: []Fault{}, Replaced: []Fault{}, Notes: []Fault{}}}
 	for _, r := range refs {
 		if _, err := a.o.FS.Stat(a.sessionDir(r)); isNotExist(err) {
 			return Report{}, a.notFound(r.String(), ErrNotFound)
 		}
 	}
 	if a.infoErr != nil {
-		v.rep.Faults = append(v.rep.Faults, Fault{Problem: a.infoErr.Error() + "; it is made again when a session is next written"})
+		v.rep.Faults = append(v.rep.Faults, Fault{Problem: a.infoErr.Error() + "; `moldtape repair` restores it, or makes it again"})
+	}
+	if err := v.auditLog(); err != nil {
+		return v.rep, err
 	}
 	var all []*checked
 	for _, r := range refs {
@@ -303,9 +309,12 @@ func (v *verification) list(r Ref) (*checked, error) {
 		return nil, fmt.Errorf("%v: %w", r, err)
 	}
 	if infoErr != nil {
-		v.fault(c, "", moldcast.Range{}, "%s: %v; it is made again from the segments when the session is next written", sessionFile, infoErr)
+		v.fault(c, "", moldcast.Range{}, "%s: %v; `moldtape repair` restores it, or makes it again from the segments", sessionFile, infoErr)
 	} else if info.Newest != nil {
 		c.newest = *info.Newest
+	}
+	if err := v.hold(c); err != nil {
+		return nil, err
 	}
 	for _, n := range absent(names, c.newest.Segment) {
 		v.fault(c, n.String(), moldcast.Range{}, "%v", errAbsent)
@@ -337,6 +346,56 @@ func (v *verification) list(r Ref) (*checked, error) {
 	}
 	slices.SortFunc(c.segs, func(x, y *checkedSegment) int { return x.g.num - y.g.num })
 	return c, nil
+}
+
+// auditLog checks the chain of the audit log.
+func (v *verification) auditLog() error {
+	entries, _, err := v.a.AuditLog()
+	v.audit = entries
+	var broken *AuditError
+	if err != nil && !errors.As(err, &broken) {
+		return err
+	}
+	if broken == nil {
+		return nil
+	}
+	for _, b := range broken.Breaks {
+		if b.Acknowledged > 0 {
+			v.rep.Notes = append(v.rep.Notes, Fault{Problem: fmt.Sprintf("%v; acknowledged in line %d", b, b.Acknowledged)})
+		} else {
+			v.rep.Faults = append(v.rep.Faults, Fault{Problem: b.String() + "; `moldtape repair` of any session restores it where the chain proves what it was"})
+		}
+	}
+	return nil
+}
+
+// hold checks that the hold of a session is as the audit log has it.
+func (v *verification) hold(c *checked) error {
+	h, err := v.a.readHold(c.ref)
+	if err != nil {
+		return err
+	}
+	_, held := holdIn(v.audit, c.ref)
+	if h == nil && held { // it may have been released, or be on its way
+		lock, err := v.a.lockAudit()
+		if err != nil {
+			return err
+		}
+		defer lock.Close()
+		if _, held, err = v.a.holdOnRecord(c.ref); err == nil {
+			h, err = v.a.readHold(c.ref)
+		}
+		if err != nil {
+			return err
+		}
+	}
+	switch {
+	case h != nil && h.damaged:
+		v.fault(c, "", moldcast.Range{}, "%s: it is damaged; nothing is removed", holdFile)
+	case h == nil && held:
+		v.fault(c, "", moldcast.Range{}, "%s: it is missing, and by the audit log the session is on hold", holdFile)
+	}
+	return nil
 }
 
 // tombstone checks what was kept of a pruned segment.
@@ -393,6 +452,12 @@ func (v *verification) session(ctx context.Context, c *checked) error {
 		}
 		if s.seal == nil {
 			continue
+		}
+		if s.seal.Rebuilt != nil {
+			v.mu.Lock()
+			v.rep.Notes = append(v.rep.Notes, Fault{Session: c.ref.String(), Segment: segmentName(s.g.num),
+				Problem: fmt.Sprintf("its seal was made again %s: nothing proves that it is what was written", s.seal.Rebuilt.Format(time.RFC3339))})
+			v.mu.Unlock()
 		}
 		if s.g.num == c.newest.Segment && s.seal.Sum != c.newest.Sum {
 			v.fault(c, segmentName(s.g.num), moldcast.Range{}, "its seal is not the one that %s names: %s, there %s", sessionFile, short(s.seal.Sum), short(c.newest.Sum))

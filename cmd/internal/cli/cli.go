@@ -305,8 +305,6 @@ type ready struct {
 }
 
 type readyChannel struct {
-	Channel    string   `json:"channel"`
-	Lines      []string `json:"lines"`
-	Retransmit string   `json:"retransmit,omitempty"` // of this channel alone, as the next
-	Recovery   string   `json:"recovery,omitempty"`
+	Channel string   `json:"channel"`
+	Lines   []string `json:"lines"`
 }

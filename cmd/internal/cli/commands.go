@@ -8,7 +8,6 @@ var commands = []func(*env) *cobra.Command{
 	newPublishCmd,
 	newListenCmd,
 	newCaptureCmd,
-	newConfigCmd,
 	newRetransmitCmd,
 	newReplayCmd,
 	newImportCmd,

@@ -62,6 +62,14 @@ func flippable(t *testing.T, dir string, segment int64) {
 		}
 	}
 	for q := moldcast.Seq(1001); q < 6001; q += 8 {
+		if q == 2001 || q == 4001 { // a segment each
+			if err := w.Close(); err != nil {
+				t.Fatal(err)
+			}
+			if w, err = a.Writer("feed", s, 0); err != nil {
+				t.Fatal(err)
+			}
+		}
 		if q < 3001 || q >= 3201 {
 			put(q, 8, 0)
 		}
@@ -74,6 +82,15 @@ func flippable(t *testing.T, dir string, segment int64) {
 	w.Mark(moldcast.Mark{Kind: moldcast.End, Next: 6001, Stamp: at})
 	if err := w.Close(); err != nil {
 		t.Fatal(err)
+	}
+	for i := range 3 {
+		do := a.Hold
+		if i == 1 {
+			do = a.Release
+		}
+		if err := do(w.Ref(), fmt.Sprint("case ", i), "officer"); err != nil {
+			t.Fatal(err)
+		}
 	}
 	if err := a.Close(); err != nil {
 		t.Fatal(err)
@@ -121,6 +138,11 @@ func TestFlippedBits(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	goodLog, err := os.ReadFile(filepath.Join(good, "audit.log"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	lastLine := bytes.LastIndexByte(goodLog[:len(goodLog)-1], '\n') + 1
 	rnd := rand.New(rand.NewPCG(7, 11))
 	affected, loss := 0, map[string]int{}
 	for try := range tries {
@@ -186,6 +208,10 @@ func TestFlippedBits(t *testing.T) {
 		}
 
 		code, out, stderr := run("repair", "FLIP", "--archive", bad, "--from", good)
+		if files[k] == "audit.log" && code == exitFault && at >= lastLine {
+			os.RemoveAll(bad)
+			continue // nothing proves what the last line was
+		}
 		if code != 0 {
 			t.Fatalf("%s: repair exits %d: %s%s\nverify: %s", name, code, out, stderr, faults)
 		}
@@ -193,9 +219,14 @@ func TestFlippedBits(t *testing.T) {
 		if code != 0 || !bytes.Equal(got, want) {
 			t.Fatalf("%s: after the repair export exits %d with %d bytes, want %d: %s\nverify: %s", name, code, len(got), len(want), stderr, faults)
 		}
-		code, left, _ := run("verify", "--archive", bad)
-		if code != 0 && !strings.Contains(left, "seal.json") && !strings.Contains(left, "chain of seals") {
-			t.Errorf("%s: after the repair verify finds\n%s\nbefore:\n%s", name, left, faults)
+		code, left, stderr := run("verify", "--archive", bad)
+		if code != 0 || strings.Contains(stderr, "level=ERROR") {
+			t.Errorf("%s: after the repair verify exits %d:\n%s%s\nbefore:\n%s\nrepair:\n%s", name, code, left, stderr, faults, out)
+		}
+		if files[k] == "audit.log" {
+			if b, _ := os.ReadFile(path); !bytes.HasPrefix(b, goodLog) {
+				t.Errorf("%s: the log is not what it was:\n%s", name, b)
+			}
 		}
 		os.RemoveAll(bad)
 	}

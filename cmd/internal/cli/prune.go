@@ -11,7 +11,6 @@ import (
 	"github.com/dustin/go-humanize"
 	"github.com/spf13/cobra"
 
-	"github.com/moldtape/moldtape/cmd/internal/config"
 	"github.com/moldtape/moldtape/store"
 )
 
@@ -21,13 +20,45 @@ type retentionFlags struct {
 	maxBytes int64
 }
 
-func (f *retentionFlags) add(c *cobra.Command) {
-	f.keep, f.maxBytes = config.Unset, config.Unset
-	c.Flags().Var(config.Optional{Value: config.Duration{P: &f.keep}, Unset: func() bool { return f.keep < 0 }}, "keep", "remove segments that were sealed this long ago, like 90d")
-	c.Flags().Var(config.Optional{Value: config.Size{P: &f.maxBytes}, Unset: func() bool { return f.maxBytes < 0 }}, "max-bytes", "remove the oldest segments until the archive takes at most this much")
+// unlimited is the value of --keep or --max-bytes that was not given.
+const unlimited = -1
+
+// add adds the flags; what begins their help.
+func (f *retentionFlags) add(c *cobra.Command, what string) {
+	f.keep, f.maxBytes = unlimited, unlimited
+	c.Flags().Var(optional{durationValue{&f.keep}, func() bool { return f.keep < 0 }}, "keep", what+"remove segments that were sealed this long ago, like 90d")
+	c.Flags().Var(optional{sizeValue{&f.maxBytes}, func() bool { return f.maxBytes < 0 }}, "max-bytes", what+"remove the oldest segments until the archive takes at most this much")
+}
+
+// optional is a value that has no default.
+type optional struct {
+	value
+	unset func() bool
+}
+
+type value interface {
+	String() string
+	Set(string) error
+	Type() string
+}
+
+func (o optional) String() string {
+	if o.unset == nil || o.unset() {
+		return ""
+	}
+	return o.value.String()
 }
 
 func (f *retentionFlags) asked() bool { return f.keep >= 0 || f.maxBytes >= 0 }
+
+// check refuses 0 of a running node: with other flags it means no limit, here
+// it would remove all that is sealed, every minute.
+func (f *retentionFlags) check() error {
+	if f.keep == 0 || f.maxBytes == 0 {
+		return usagef("--keep and --max-bytes: want more than 0; without the flag nothing is removed for that reason")
+	}
+	return nil
+}
 
 func (f *retentionFlags) retention() store.Retention {
 	return store.Retention{Keep: f.keep, MaxBytes: f.maxBytes}
@@ -55,7 +86,7 @@ before and after.`,
 			return e.prune(c.Context(), f.retention(), dryRun)
 		},
 	}
-	f.add(c)
+	f.add(c, "")
 	c.Flags().BoolVar(&dryRun, "dry-run", false, "only say what would be removed")
 	e.addArchive(c)
 	e.addJSON(c, "one JSON document on stdout")
@@ -103,9 +134,12 @@ func (e *env) prune(ctx context.Context, r store.Retention, dryRun bool) error {
 	return interrupted(ctx, err)
 }
 
-// retain applies r to the archive, now and every so often, until ctx is done.
-func (e *env) retain(ctx context.Context, a *store.Archive, r store.Retention, every time.Duration) {
-	tick := time.NewTicker(every)
+// retainEvery is how often a capture node applies its retention.
+const retainEvery = time.Minute
+
+// retain applies r to the archive, now and every minute, until ctx is done.
+func (e *env) retain(ctx context.Context, a *store.Archive, r store.Retention) {
+	tick := time.NewTicker(retainEvery)
 	defer tick.Stop()
 	for {
 		rep, err := a.Prune(ctx, r, false, who())
@@ -190,7 +224,8 @@ func newAuditCmd(e *env) *cobra.Command {
 		Long: `Print what was removed, put on hold and released, with who, when and why. Each
 line of audit.log has the SHA-256 of the line before: where one was changed,
 removed or put in, the line after it does not fit: it is named, and the exit code
-is 1. That the last line was changed, or lines are missing at the end, the chain
+is 1. What is to be recorded on such a log is, behind an entry chain_broken that
+names the lines; moldtape repair turns back single bits. That the last line was changed, or lines are missing at the end, the chain
 cannot show: keep its last line elsewhere.`,
 		Example: "  moldtape audit --archive /var/lib/moldtape --json",
 		Args:    noArgs,
@@ -219,14 +254,15 @@ func (e *env) audit() error {
 		out := struct {
 			Entries    []store.AuditEntry `json:"entries"`
 			OK         bool               `json:"ok"`
-			BrokenLine int                `json:"broken_line,omitempty"`
+			BrokenLine int                `json:"broken_line,omitempty"` // the first
 			Problem    string             `json:"problem,omitempty"`
-		}{Entries: entries, OK: broken == nil}
+			Breaks     []store.AuditBreak `json:"breaks"`
+		}{Entries: entries, OK: broken == nil, Breaks: []store.AuditBreak{}}
 		if entries == nil {
 			out.Entries = []store.AuditEntry{}
 		}
 		if broken != nil {
-			out.BrokenLine, out.Problem = broken.Line, broken.Problem
+			out.BrokenLine, out.Problem, out.Breaks = broken.Breaks[0].Line, broken.Breaks[0].Problem, broken.Breaks
 		}
 		if err := e.printJSON(out); err != nil {
 			return err
@@ -239,13 +275,23 @@ func (e *env) audit() error {
 			if x.FirstSeq != 0 {
 				first, last = fmt.Sprint(uint64(x.FirstSeq)), fmt.Sprint(uint64(x.LastSeq))
 			}
-			row(t, shortTime(&x.Time), x.Event, x.Session, x.Segment, first, last, x.By, x.Reason)
+			reason := x.Reason
+			if len(x.Broken) > 0 {
+				reason = fmt.Sprintf("lines %v: %s", x.Broken, reason)
+			}
+			if x.File != "" {
+				reason = x.File + ": " + reason
+			}
+			row(t, shortTime(&x.Time), x.Event, x.Session, x.Segment, first, last, x.By, reason)
 		}
 		if err := t.Flush(); err != nil {
 			return err
 		}
 	}
 	if broken != nil {
+		for _, b := range broken.Breaks[1:] {
+			fmt.Fprintln(e.stderr, b)
+		}
 		return faultf("%v", broken)
 	}
 	if !e.json {

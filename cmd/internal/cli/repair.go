@@ -11,7 +11,6 @@ import (
 	"github.com/dustin/go-humanize"
 	"github.com/spf13/cobra"
 
-	"github.com/moldtape/moldtape/cmd/internal/config"
 	"github.com/moldtape/moldtape/cmd/internal/repair"
 	"github.com/moldtape/moldtape/moldcast"
 	"github.com/moldtape/moldtape/store"
@@ -25,9 +24,19 @@ type repairFlags struct {
 func newRepairCmd(e *env) *cobra.Command {
 	f := repairFlags{budget: 10 * time.Second}
 	c := &cobra.Command{
-		Use:   "repair SESSION --from ADDR|ARCHIVE",
-		Short: "Fill the holes of a recorded session from a request server or another archive",
-		Long: `Fill the holes of a recorded session. A request server (host:port) is asked for
+		Use:   "repair SESSION [--from ADDR|ARCHIVE]...",
+		Short: "Restore damaged files of a recorded session, and fill its holes from a request server or another archive",
+		Long: `Restore damaged files of a session, then fill its holes.
+
+Files around the messages need no source: a turned bit of moldtape.json,
+audit.log, session.json, hold.json, of a seal, or of what was kept of pruned
+segments is turned back where a hash proves it; else seals and session.json are
+made again from the segments, hold.json from the audit log. Seals must come out
+as the seal after them names them. What was done is told, with what proves it,
+and is in the audit log; what cannot be restored is named, exit 1. So are holes
+that are left.
+
+With --from, holes are filled: a request server (host:port) is asked for
 what is missing; another archive (a directory) gives its messages with their
 times and packets. Several --from are used in turn. Two archives heal each other.
 
@@ -48,7 +57,7 @@ servers for what is missing.`,
 	}
 	fl := c.Flags()
 	fl.StringArrayVar(&f.from, "from", nil, "request server `ADDR` (host:port), or directory of another archive (repeat)")
-	fl.Var(config.Duration{P: &f.budget}, "nak-budget", "how long a server is asked for a range without an answer")
+	fl.Var(durationValue{&f.budget}, "nak-budget", "how long a server is asked for a range without an answer")
 	e.addArchive(c)
 	e.addJSON(c, "one JSON document on stdout")
 	return c
@@ -59,15 +68,15 @@ type repairReport struct {
 	Session string `json:"session"`
 	OK      bool   `json:"ok"`
 
+	// Damaged files around the messages: restored, or why they cannot be.
+	Files []store.Mended `json:"files"`
+
 	// Messages whose segment is damaged around them, written anew.
 	Rewritten uint64 `json:"rewritten"`
 	repair.Result
 }
 
 func (e *env) repair(ctx context.Context, name string, f repairFlags) error {
-	if len(f.from) == 0 {
-		return usagef("--from is missing: want a request server host:port, or the directory of another archive")
-	}
 	if f.budget <= 0 {
 		return usagef("--nak-budget %v: want more than 0", f.budget)
 	}
@@ -91,6 +100,14 @@ func (e *env) repair(ctx context.Context, name string, f repairFlags) error {
 		defer done()
 		sources = append(sources, src)
 	}
+	out := repairReport{Session: ref.String()}
+	out.Files, err = a.Mend(ref, who())
+	if errors.Is(err, store.ErrLocked) {
+		return errCaptured(ref)
+	}
+	if err != nil {
+		return err
+	}
 	if live, err := e.capturing(a, ref); err != nil || live {
 		if err == nil {
 			err = errCaptured(ref)
@@ -109,14 +126,19 @@ func (e *env) repair(ctx context.Context, name string, f repairFlags) error {
 	if err != nil {
 		return err
 	}
-	out := repairReport{Session: ref.String()}
 	if out.Rewritten, err = rewrite(w, scan, e.log); err == nil {
 		out.Result, err = repair.Run(ctx, w, sources, e.log)
 	}
 	if e := w.Close(); err == nil {
 		err = e
 	}
-	out.OK = err == nil && len(out.Remaining) == 0
+	var unmended []store.Mended
+	for _, m := range out.Files {
+		if !m.Restored {
+			unmended = append(unmended, m)
+		}
+	}
+	out.OK = err == nil && len(out.Remaining) == 0 && len(unmended) == 0
 	if e.json {
 		if err := e.printJSON(out); err != nil {
 			return err
@@ -134,7 +156,12 @@ func (e *env) repair(ctx context.Context, name string, f repairFlags) error {
 		if failed != nil {
 			return faultf("%s: %w", text, failed)
 		}
+		if len(f.from) == 0 {
+			text += "; --from host:port or --from DIR says where the messages may be had"
+		}
 		return faultf("%s", text)
+	case len(unmended) > 0:
+		return faultf("%v: not everything can be restored: %v", ref, unmended[0])
 	}
 	return nil
 }
@@ -209,6 +236,13 @@ func same(a, b string) bool {
 }
 
 func (e *env) printRepair(r repairReport) {
+	for _, m := range r.Files {
+		what := "cannot be restored"
+		if m.Restored {
+			what = "restored"
+		}
+		fmt.Fprintf(e.stdout, "%s %s: %s\n", m.File, what, m.How)
+	}
 	for _, f := range r.Filled {
 		fmt.Fprintf(e.stdout, "%s %d..%d filled from %s\n", r.Session, f.FirstSeq, f.LastSeq, f.Source)
 	}

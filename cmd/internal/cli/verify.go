@@ -118,7 +118,7 @@ func (e *env) verify(ctx context.Context, names []string, o verifyFlags, within 
 		for _, f := range report.Faults {
 			fmt.Fprintln(e.stdout, f)
 		}
-		for _, f := range report.Replaced {
+		for _, f := range append(report.Replaced, report.Notes...) {
 			fmt.Fprintln(e.stdout, f)
 		}
 	}
