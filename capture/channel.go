@@ -41,10 +41,13 @@ type Channel struct {
 	lines    []*tap
 	asks     *mcast.RX // the socket that requests go out of and answers come in; nil without servers
 	arb      *arbiter.Arbiter
-	asksHigh int         // as tap.high
-	ask      chan func() // run by the engine
-	ended    chan struct{}
+	asksHigh int           // as tap.high
+	ask      chan func()   // run by the engine
+	ended    chan struct{} // the engine takes no more
 	cold     *cold
+
+	stopped chan struct{} // final is here
+	final   Status
 
 	servers    []netip.AddrPort // by the arbiter's number; the stream's source is last, and zero until heard
 	sourceSeen moldcast.Instant // when the stream was last heard from that source
@@ -72,13 +75,6 @@ type Channel struct {
 	quietHoles  uint64 // on record since the last that was logged
 }
 
-// tap is a socket that one or more lines are heard on.
-type tap struct {
-	*mcast.Tap
-	rx   *mcast.RX
-	high int // most datagrams that the engine found in its ring
-}
-
 // session is what the engine keeps of one of the arbiter's.
 type session struct {
 	sink  SessionSink
@@ -87,86 +83,11 @@ type session struct {
 	reads sync.WaitGroup // comparisons and copies that read it
 }
 
-// New opens the sockets of a channel; it captures from Run on. Errors wrap
-// ErrConfig, or say which line cannot be received and why.
-func New(cfg Config, sink Sink) (*Channel, error) {
-	cfg.EnsureDefaults()
-	if err := cfg.Validate(); err != nil {
-		return nil, err
-	}
-	c := &Channel{
-		cfg: cfg, sink: sink, clock: cfg.Clock, wake: mcast.NewWake(),
-		ask: make(chan func()), ended: make(chan struct{}),
-		cold:    newCold(),
-		servers: slices.Clone(cfg.Rerequest),
-	}
-	if cfg.RerequestSource {
-		c.servers = append(c.servers, netip.AddrPort{})
-	}
-	onLoss := arbiter.Record
-	if cfg.Stall {
-		onLoss = arbiter.Stall
-	}
-	arb, err := arbiter.New(arbiter.Config{
-		Channel: cfg.Channel, Lines: len(cfg.Lines), Servers: len(c.servers), Sessions: cfg.Sessions,
-		Start: cfg.Start, OnLoss: onLoss,
-		ReorderWait: cfg.ReorderWait, ReorderBytes: int(cfg.ReorderBytes),
-		Gap: gap.Config{RetryMin: cfg.NakRetry, Budget: cfg.NakBudget, MaxRequest: cfg.MaxRequest, RequestsPerSecond: cfg.NakRate, Seed: cfg.Seed},
-	}, output{c})
-	if err != nil {
-		return nil, fmt.Errorf("%w: %w", ErrConfig, err)
-	}
-	c.arb = arb
-	if err := c.open(); err != nil {
-		c.closeSockets()
-		return nil, err
-	}
-	return c, nil
-}
-
-func (c *Channel) open() error {
-	var listen []mcast.ListenConfig
-	for _, l := range c.cfg.Lines {
-		ifname := l.Interface
-		if ifname == "" && l.Addr.Addr().IsMulticast() {
-			ifname = c.cfg.Interface
-		}
-		listen = append(listen, mcast.ListenConfig{
-			Addr: l.Addr, Interface: ifname, Source: l.Source,
-			RecvBuffer: c.cfg.RecvBuffer, Log: c.cfg.Log,
-		})
-	}
-	taps, err := mcast.OpenLines(listen)
-	if err != nil {
-		return fmt.Errorf("channel %s: %w", c.cfg.Channel, err)
-	}
-	for _, t := range taps {
-		c.lines = append(c.lines, &tap{Tap: t, rx: mcast.StartRX(t.Conn, mcast.NewRing(c.cfg.RingSlots, slotSize), c.wake, c.cfg.Log)})
-	}
-	if len(c.servers) > 0 {
-		conn, err := mcast.Listen(mcast.ListenConfig{RecvBuffer: c.cfg.RecvBuffer, Log: c.cfg.Log})
-		if err != nil {
-			return fmt.Errorf("channel %s: socket for requests: %w", c.cfg.Channel, err)
-		}
-		c.asks = mcast.StartRX(conn, mcast.NewRing(answerSlots, slotSize), c.wake, c.cfg.Log)
-	}
-	return nil
-}
-
-func (c *Channel) closeSockets() {
-	for _, t := range c.lines {
-		t.rx.Close()
-	}
-	if c.asks != nil {
-		c.asks.Close()
-	}
-}
-
 // Lines are the addresses that the lines are received on, in their order.
 func (c *Channel) Lines() []string {
 	out := make([]string, len(c.cfg.Lines))
 	for _, t := range c.lines {
-		for _, l := range t.Lines() {
+		for _, l := range t.own() {
 			out[l] = t.Conn.LocalAddr().String()
 		}
 	}
@@ -196,9 +117,15 @@ func (c *Channel) Run(ctx context.Context) (Status, error) {
 	}
 	c.cold.stop()
 	c.closing.Wait()
-	status := c.status()
-	status.State, status.Since, status.Reasons = StateStopped, nil, []Degradation{}
-	return status, errors.Join(err, c.mu.failed)
+	err = errors.Join(err, c.mu.failed)
+	st := c.status()
+	st.State, st.Since, st.Reasons = StateStopped, nil, []Degradation{}
+	if err != nil {
+		st.State, st.Error = StateFailed, err.Error()
+	}
+	c.final = st
+	close(c.stopped)
+	return st, err
 }
 
 // readOut takes what the kernel had received when the stop came: until the
@@ -237,8 +164,8 @@ func (c *Channel) readOut() {
 // Close releases the sockets of a Channel that is not, or no longer, run.
 func (c *Channel) Close() { c.closeSockets() }
 
-// Status is a snapshot, taken by the engine between two packets; ctx bounds
-// the wait for it.
+// Status is a snapshot, taken by the engine between two packets, or the last
+// one, once Run has returned. ctx bounds the wait for it.
 func (c *Channel) Status(ctx context.Context) (Status, error) {
 	got := make(chan Status, 1)
 	select {
@@ -248,9 +175,14 @@ func (c *Channel) Status(ctx context.Context) (Status, error) {
 	}:
 		return <-got, nil
 	case <-c.ended:
-		return Status{}, errors.New("channel " + c.cfg.Channel + " has stopped")
 	case <-ctx.Done():
 		return Status{}, ctx.Err()
+	}
+	select {
+	case <-c.stopped:
+		return c.final, nil
+	case <-ctx.Done():
+		return Status{}, fmt.Errorf("channel %s is stopping: %w", c.cfg.Channel, ctx.Err())
 	}
 }
 
@@ -367,7 +299,7 @@ func (c *Channel) drain() bool {
 			if d == nil {
 				break
 			}
-			line := t.Line(d)
+			line := t.line(d)
 			if line < 0 {
 				c.foreign++ // another sender's, which no line is to hear
 				continue

@@ -14,6 +14,7 @@ const (
 	StateDegraded = "degraded" // for the reasons that are named with it
 	StateEnded    = "ended"    // every session seen has ended, and is repaired
 	StateStopped  = "stopped"  // the capture has
+	StateFailed   = "failed"   // it has, for the reason in Status.Error
 )
 
 // Why a channel is degraded.

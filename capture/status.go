@@ -15,6 +15,7 @@ import (
 type Status struct {
 	Channel          string          `json:"channel"`
 	State            string          `json:"state"`           // StateOK …
+	Error            string          `json:"error,omitempty"` // of StateFailed
 	Since            *time.Time      `json:"since,omitempty"` // of StateDegraded
 	Reasons          []Degradation   `json:"reasons"`         // of the same
 	Open             *OpenGaps       `json:"open,omitempty"`  // where ReasonGap is one
@@ -164,7 +165,7 @@ func (c *Channel) status() Status {
 	st.Sessions = append(make([]SessionStatus, 0, len(c.mu.recent)+4), c.mu.recent...)
 	c.mu.Unlock()
 	for _, t := range c.lines {
-		st.addSocket(t.rx, t.high, t.Lines())
+		st.addSocket(t.rx, t.high, t.own())
 	}
 	if c.asks != nil {
 		st.addSocket(c.asks, c.asksHigh, nil)
@@ -185,7 +186,7 @@ func (c *Channel) status() Status {
 }
 
 // addSocket takes up what a socket and its ring count.
-func (s *Status) addSocket(rx *mcast.RX, high int, lines []int) {
+func (s *Status) addSocket(rx receiver, high int, lines []int) {
 	n := rx.Counters()
 	s.QueueDropped += n.QueueDropped
 	s.KernelDropped += n.KernelDropped

@@ -101,6 +101,25 @@ type Stats struct {
 	Admit      admit.Stats
 }
 
+// Add adds up what several servers did.
+func (s *Stats) Add(o Stats) {
+	s.Requests += o.Requests
+	s.Answered += o.Answered
+	s.Cold += o.Cold
+	s.Messages += o.Messages
+	s.Bytes += o.Bytes
+	for i, n := range o.Unanswered {
+		s.Unanswered[i] += n
+	}
+	s.Pending += o.Pending
+	for i, n := range o.Admit.Verdicts {
+		s.Admit.Verdicts[i] += n
+	}
+	s.Admit.Clients += o.Admit.Clients
+	s.Admit.Replaced += o.Admit.Replaced
+	s.Admit.Shared += o.Admit.Shared
+}
+
 // Counters is every counter with its snake_case name, in a fixed order.
 func (s Stats) Counters() iter.Seq2[string, uint64] {
 	return func(yield func(string, uint64) bool) {

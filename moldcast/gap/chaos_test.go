@@ -106,7 +106,7 @@ func TestMachineChaos(t *testing.T) {
 		for range rapid.IntRange(1, 80).Draw(t, "ops") {
 			now += Instant(rapid.Int64Range(0, int64(2*ms)).Draw(t, "dt"))
 			line := rapid.IntRange(0, c.Lines-1).Draw(t, "line")
-			switch op := rapid.IntRange(0, 9).Draw(t, "op"); op {
+			switch op := rapid.IntRange(0, 10).Draw(t, "op"); op {
 			case 0, 1, 2, 3:
 				q := m.Head() + Seq(rapid.IntRange(0, 12).Draw(t, "ahead"))
 				q -= Seq(rapid.IntRange(0, 30).Draw(t, "back"))
@@ -129,6 +129,14 @@ func TestMachineChaos(t *testing.T) {
 					lost.Remove(Range{q, ^Seq(0)})
 					m.given.Remove(Range{q, ^Seq(0)})
 					withdrawn = true
+				}
+			case 10:
+				r := Range{First: m.Head() - Seq(rapid.IntRange(0, 40).Draw(t, "from"))}
+				r.Next = r.First + Seq(rapid.IntRange(0, 20).Draw(t, "reserve"))
+				if rapid.Bool().Draw(t, "release") {
+					m.Release(now, r)
+				} else {
+					m.Reserve(now, r)
 				}
 			case 6:
 				now += Instant(rapid.Int64Range(0, int64(30*ms)).Draw(t, "wait"))

@@ -37,6 +37,9 @@ func (m *Machine) check() error {
 			if h := &m.ready[c]; h.items[m.pos[e.id]] != (heapItem{uint64(p.first), e.id}) {
 				return fmt.Errorf("piece %d..%d not in its heap", p.first, p.next)
 			}
+			if m.isReserved(Range{p.first, p.next}) {
+				return fmt.Errorf("piece %d..%d is to be asked for, and reserved", p.first, p.next)
+			}
 		case waiting:
 			inHeap[3]++
 			if m.waiting.items[m.pos[e.id]].id != e.id {
@@ -44,6 +47,10 @@ func (m *Machine) check() error {
 			}
 			if !l.slow {
 				return fmt.Errorf("piece %d..%d waits, its loss is not slow", p.first, p.next)
+			}
+		case reserved:
+			if m.reserved.Len() == 0 {
+				return fmt.Errorf("piece %d..%d is not reserved in %v", p.first, p.next, m.reserved.Ranges())
 			}
 		case flying:
 			perFlight[p.flight]++

@@ -29,6 +29,9 @@
 // What was missing before (Resume, Extend) has its turn after what goes
 // missing now, and what is lost after both, with a tenth of the requests.
 //
+// What an owner fetches by other means it reserves (Reserve): it is not asked
+// for until it is released.
+//
 // # Invariants
 //
 // Ranges are half-open. Sequences run from 1 to 2^64-2; 2^64-1 occurs only as

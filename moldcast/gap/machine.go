@@ -75,6 +75,9 @@ type Machine struct {
 	flPos    []int32
 	expiries heap // flights, by time
 
+	reserved Set
+	renewed  Instant
+
 	lost    []Range // for Lost
 	lostAt  int
 	rand    uint64
@@ -117,6 +120,7 @@ const (
 	ready
 	flying
 	waiting
+	reserved // on its way by other means
 )
 
 // The classes of what is to be asked for: a later one has its turn when the
@@ -717,7 +721,8 @@ type Gap struct {
 	Background bool    // from before this run, or below its start
 	InFlight   bool    // a request for it is unanswered
 	Tries      int     // requests since the last answer for it
-	NextTry    Instant // when it is asked for (again) unless it comes first; Never: with no server
+	NextTry    Instant // when it is asked for (again) unless it comes first; Never: with no server, or Reserved
+	Reserved   bool    // on its way by other means
 }
 
 // Gaps calls fn with every missing range in order, until it returns false.
@@ -735,6 +740,7 @@ func (m *Machine) Gaps(fn func(Gap) bool) {
 			Lost:       l.lost,
 			Background: l.old,
 			InFlight:   p.state == flying,
+			Reserved:   p.state == reserved,
 			Tries:      int(p.tries),
 		}) {
 			return
@@ -754,6 +760,8 @@ func (m *Machine) nextTry(id uint32) Instant {
 		return when(m.waiting.key(id))
 	case settling:
 		return later(m.losses[p.loss].opened, m.settleTime())
+	case reserved:
+		return Never
 	default:
 		return max(m.now, m.allowed(m.class(p.loss)))
 	}

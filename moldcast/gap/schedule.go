@@ -30,6 +30,10 @@ func (m *Machine) class(id uint32) int {
 
 func (m *Machine) makeReady(id uint32) {
 	p := &m.pieces[id]
+	if m.isReserved(Range{p.first, p.next}) {
+		p.state = reserved
+		return
+	}
 	p.state = ready
 	m.ready[m.class(p.loss)].push(id, uint64(p.first))
 }
@@ -71,6 +75,9 @@ func (m *Machine) budgetEnd(id uint32) Instant {
 	base := l.base
 	if m.c.Servers > 0 && !l.asked && m.answered {
 		base = max(base, m.lastAnswer)
+	}
+	if m.isReserved(Range{l.first, l.next}) {
+		base = max(base, m.renewed)
 	}
 	return later(base, m.c.Budget)
 }
@@ -453,7 +460,7 @@ func (m *Machine) joinReady(i int) {
 		return
 	}
 	p, q := &m.pieces[items[i].id], &m.pieces[items[i+1].id]
-	if p.loss == q.loss && p.next == q.first && q.state == ready && q.tries == 0 {
+	if p.state == ready && p.loss == q.loss && p.next == q.first && q.state == ready && q.tries == 0 {
 		p.next = q.next
 		m.rest(items[i+1].id)
 		m.freePieces = append(m.freePieces, items[i+1].id)

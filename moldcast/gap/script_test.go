@@ -23,6 +23,7 @@ import (
 //	  T A heartbeat 21    the next sequence is 21
 //	  T S0 11..20         an answer of server 0; S? of an unknown one
 //	  T extend 5
+//	  T reserve 11..20    and release; renew
 //	  T                   nothing
 //	resume first=N head=N [missing=(a..b,…)]
 //	gaps          what is missing, and its state
@@ -52,7 +53,7 @@ func TestScripts(t *testing.T) {
 					for _, f := range []struct {
 						on   bool
 						name string
-					}{{g.Settled, "settled"}, {g.Lost, "lost"}, {g.Background, "background"}, {g.InFlight, "asked"}} {
+					}{{g.Settled, "settled"}, {g.Lost, "lost"}, {g.Background, "background"}, {g.InFlight, "asked"}, {g.Reserved, "reserved"}} {
 						if f.on {
 							s.out.WriteString(" " + f.name)
 						}
@@ -154,6 +155,12 @@ func (s *script) event(w []string) {
 
 func (s *script) packet(w []string) {
 	switch {
+	case w[0] == "reserve":
+		s.m.Reserve(s.now, s.rng(w[1]))
+	case w[0] == "release":
+		s.m.Release(s.now, s.rng(w[1]))
+	case w[0] == "renew":
+		s.m.Renew(s.now)
 	case w[0] == "extend":
 		s.m.Extend(s.seq(w[1]))
 	case w[0][0] == 'S':

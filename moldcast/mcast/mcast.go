@@ -90,6 +90,7 @@ type ListenConfig struct {
 	// group are not heard. A unicast socket hears everyone; Tap.Line tells.
 	Source netip.Addr
 
+	Name        string       // of the line in errors; "": its letter
 	RecvBuffer  int          // receive buffer in bytes; 0: DefaultRecvBuffer
 	MaxDatagram int          // longest datagram read whole, in bytes; 0: moldcast.MaxDatagram
 	Log         *slog.Logger // nil: silent

@@ -32,7 +32,7 @@ func OpenLines(lines []ListenConfig) ([]*Tap, error) {
 			for _, t := range taps {
 				t.Conn.Close()
 			}
-			return nil, fmt.Errorf("line %s: %w", LineName(p.tap.lines[0]), err)
+			return nil, fmt.Errorf("line %s: %w", p.listen.Name, err)
 		}
 		t := p.tap
 		t.Conn = conn
@@ -76,14 +76,21 @@ func planLines(lines []ListenConfig, index func(ListenConfig) (int, error)) ([]*
 	}
 	var plans []*plan
 	byKey := make(map[key]*plan)
+	name := func(i int) string {
+		if lines[i].Name != "" {
+			return lines[i].Name
+		}
+		return LineName(i)
+	}
 	for i, c := range lines {
+		c.Name = name(i)
 		c.ensureDefaults()
 		if err := c.validate(); err != nil {
-			return nil, fmt.Errorf("line %s: %w", LineName(i), err)
+			return nil, fmt.Errorf("line %s: %w", c.Name, err)
 		}
 		ifindex, err := index(c)
 		if err != nil {
-			return nil, fmt.Errorf("line %s: %w", LineName(i), err)
+			return nil, fmt.Errorf("line %s: %w", c.Name, err)
 		}
 		k := key{c.Addr, ifindex}
 		p := byKey[k]
@@ -94,7 +101,7 @@ func planLines(lines []ListenConfig, index func(ListenConfig) (int, error)) ([]*
 			plans = append(plans, p)
 		}
 		same := func(other int) error {
-			return fmt.Errorf("%w: %s and %s are both %v on one interface, from the same source", ErrSameLine, LineName(other), LineName(i), c.Addr)
+			return fmt.Errorf("%w: %s and %s are both %v on one interface, from the same source", ErrSameLine, name(other), c.Name, c.Addr)
 		}
 		if c.Source.IsValid() {
 			src := c.Source.Unmap()

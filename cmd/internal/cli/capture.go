@@ -1,311 +1,207 @@
 package cli
 
 import (
+	"cmp"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"net"
-	"net/http"
-	"net/netip"
+	"slices"
 	"strings"
-	"time"
+	"sync"
+	"sync/atomic"
 
 	"github.com/moldtape/moldtape/capture"
 	"github.com/moldtape/moldtape/capture/arbiter"
+	"github.com/moldtape/moldtape/cmd/internal/config"
+	"github.com/moldtape/moldtape/cmd/internal/httpd"
 	"github.com/moldtape/moldtape/moldcast"
 	"github.com/moldtape/moldtape/moldcast/mcast"
 	"github.com/moldtape/moldtape/retransmit"
 	"github.com/moldtape/moldtape/store"
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 )
 
-// maxNakRetry is where the back-off of requests ends.
-const maxNakRetry = 250 * time.Millisecond
-
+// captureFlags are the flags of capture: a node of one channel, or the name of
+// a file.
 type captureFlags struct {
-	channel        string
-	lines          []string
-	iface          string
-	sessions       []string
-	rerequest      []string
-	rerequestPort  uint16
-	mtu            int
-	retransmitAddr string
-	httpAddr       string
-	sync           time.Duration
-	segmentSize    int64
-	segmentTime    time.Duration
-	reserve        int64
-	reorderWait    time.Duration
-	reorderBytes   int64
-	nakRetry       time.Duration
-	nakRate        int
-	nakBudget      time.Duration
-	onLoss         string
-	start          string
-	untilEnd       bool
-	endTimeout     time.Duration
-	strict         bool
-	retention      retentionFlags
-	stream         streamFlags
+	file string
+	node config.Node
 }
 
 func newCaptureCmd(e *env) *cobra.Command {
-	f := &captureFlags{sync: store.DefaultSync, segmentSize: 1 << 30, reserve: store.DefaultReserve, reorderWait: 2 * time.Millisecond, reorderBytes: 64 << 20, nakRetry: 2 * time.Millisecond, nakRate: 1000, nakBudget: 10 * time.Second}
+	f := &captureFlags{node: config.Default()}
+	f.node.Channels = []config.Channel{config.DefaultChannel()}
 	c := &cobra.Command{
 		Use:   "capture",
-		Short: "Record a channel: join its lines, repair every gap, archive the stream",
-		Long: `Record a channel: join its lines, repair every gap, archive the stream.
+		Short: "Record channels: join their lines, repair every gap, archive the streams",
+		Long: `Record a channel: join its lines, repair every gap, archive the stream. Or
+record many, as a file says (--config; see config example).
 
 Prints one JSON object on stdout when it receives ({"event":"ready",…}) and one when it has stopped
 ({"event":"stopped",…}, with the counters). SIGINT and SIGTERM stop it cleanly: everything received is durable.`,
 		Example: `  moldtape capture --channel itch --line 233.54.12.111:26477,interface=eth1 --line 233.49.196.111:26477,interface=eth2 \
-    --rerequest 10.1.2.3:26400 --retransmit-listen :26402 --archive /data/moldtape`,
+    --rerequest 10.1.2.3:26400 --retransmit-listen :26402 --archive /data/moldtape
+  moldtape capture --config node.yaml`,
 		Args: noArgs,
-		RunE: func(c *cobra.Command, _ []string) error { return runCapture(c.Context(), e, f) },
+		RunE: func(c *cobra.Command, _ []string) error { return e.capture(c, f) },
 	}
 	fs := c.Flags()
-	e.addArchive(c)
-	fs.StringVar(&f.channel, "channel", "default", "`NAME` of the channel: letters, digits and ._:-")
-	fs.StringArrayVar(&f.lines, "line", nil, "line to receive, `G:P[,interface=NAME][,source=ADDR]`; repeat for B, C …")
-	fs.StringVar(&f.iface, "interface", "", "interface `NAME` of lines that name none")
-	fs.StringArrayVar(&f.sessions, "session", nil, "record only this session `NAME` (repeat; default all)")
-	fs.StringArrayVar(&f.rerequest, "rerequest", nil, "request server `HOST:PORT`, or source with --rerequest-port (repeat)")
-	fs.Uint16Var(&f.rerequestPort, "rerequest-port", 0, "`PORT` of --rerequest source")
-	fs.IntVar(&f.mtu, "mtu", 1500, "MTU of answers, in `BYTES`")
-	fs.StringVar(&f.retransmitAddr, "retransmit-listen", "", "serve requests for all that is archived on this UDP `HOST:PORT`")
-	f.stream.add(c)
-	fs.StringVar(&f.httpAddr, "http", "", "serve /status and /healthz on this TCP `HOST:PORT`")
-	fs.Var(durationValue{&f.sync}, "sync", "longest time a received message is not yet durable; 0: synced as soon as it is stored")
-	fs.Var(sizeValue{&f.segmentSize}, "segment-size", "start the next segment at this many stored bytes")
-	fs.Var(sizeValue{&f.reserve}, "reserve", "room kept in ARCHIVE/reserve, to stop in order on a full disk; 0: none")
-	fs.Var(durationValue{&f.segmentTime}, "segment-time", "start the next segment after this long; 0: by size only")
-	fs.Var(durationValue{&f.reorderWait}, "reorder-wait", "how long an early message waits in memory for its predecessor: so much later than --sync it is durable; no longer than --nak-budget")
-	fs.Var(sizeValue{&f.reorderBytes}, "reorder-bytes", "bound of what waits in memory")
-	fs.Var(durationValue{&f.nakRetry}, "nak-retry", "least time before a request is repeated")
-	fs.IntVar(&f.nakRate, "nak-rate", f.nakRate, "most requests a second, for each session, `N`: what the servers bear")
-	fs.Var(durationValue{&f.nakBudget}, "nak-budget", "how long a gap is asked for before it is recorded as a hole")
-	fs.StringVar(&f.onLoss, "on-loss", "record", "`record|stall`: after the budget the hole is on record, or never given up")
-	fs.StringVar(&f.start, "start", "", "where a new session begins, `beginning|live` (default beginning where there is a request server, else live)")
-	fs.BoolVar(&f.untilEnd, "until-end", false, "stop when every session has ended, is repaired and durable")
-	fs.Var(durationValue{&f.endTimeout}, "end-timeout", "stop with exit 1 after this long without a packet; 0: never")
-	f.retention.add(c, "while capturing, and every minute, ")
-	fs.BoolVar(&f.strict, "strict", false, "exit 1 if messages were lost or holes are left")
+	fs.StringVar(&f.file, "config", "", "capture the channels of this YAML `FILE`; cannot be mixed with the flags of a channel; what a flag says of the node wins")
+	for _, x := range append(f.node.Channels[0].Fields(), f.node.Fields()...) {
+		if x.Flag == "" {
+			continue
+		}
+		if fl := fs.VarPF(x.Value, x.Flag, "", x.Usage); x.Value.Type() == "bool" {
+			fl.NoOptDefVal = "true"
+		}
+	}
 	return c
 }
 
-// config reads the flags into a capture configuration.
-func (f *captureFlags) config(e *env) (capture.Config, error) {
-	cfg := capture.Config{
-		Channel: f.channel, Interface: f.iface,
-		ReorderWait: f.reorderWait, ReorderBytes: f.reorderBytes, NakRetry: f.nakRetry, NakRate: f.nakRate, NakBudget: f.nakBudget,
-		UntilEnd: f.untilEnd, EndTimeout: f.endTimeout, Log: e.log,
-	}
-	if !store.ValidChannel(f.channel) {
-		return cfg, usagef("--channel %q: want 1 to 64 of A-Z a-z 0-9 . _ : -", f.channel)
-	}
-	if len(f.lines) == 0 {
-		return cfg, usagef("--line is required: G:P[,interface=NAME][,source=ADDR], like 239.255.0.1:26400,interface=eth1")
-	}
-	for _, s := range f.lines {
-		l, err := parseLine(s)
-		if err != nil {
-			return cfg, err
-		}
-		cfg.Lines = append(cfg.Lines, l)
-	}
-	for _, s := range f.sessions {
-		name, err := moldcast.ParseSession(s)
-		if err != nil {
-			return cfg, usagef("--session: %v", err)
-		}
-		cfg.Sessions = append(cfg.Sessions, name)
-	}
-	if err := f.servers(&cfg); err != nil {
-		return cfg, err
-	}
-	switch f.onLoss {
-	case "record":
-	case "stall":
-		cfg.Stall = true
-	default:
-		return cfg, usagef("--on-loss %q: want record or stall", f.onLoss)
-	}
-	switch f.start {
-	case "":
-	case "beginning":
-		cfg.Start = arbiter.Beginning
-	case "live":
-		cfg.Start = arbiter.Live
-	default:
-		return cfg, usagef("--start %q: want beginning or live", f.start)
-	}
-	if f.reorderBytes < arbiter.MinReorderBytes {
-		return cfg, usagef("--reorder-bytes %d: want at least %d", f.reorderBytes, arbiter.MinReorderBytes)
-	}
-	if f.nakBudget <= 0 {
-		return cfg, usagef("--nak-budget 0: want a time above 0; --on-loss stall never gives a gap up")
-	}
-	if f.nakRate < 1 || f.nakRate > 1_000_000 {
-		return cfg, usagef("--nak-rate %d: want 1 to 1000000 requests a second", f.nakRate)
-	}
-	if f.nakRetry <= 0 || f.nakRetry > maxNakRetry {
-		return cfg, usagef("--nak-retry %v: want a time above 0, at most %v", f.nakRetry, maxNakRetry)
-	}
-	if f.reorderWait == 0 {
-		cfg.ReorderWait = -1 // an explicit 0 is "do not wait"
-	}
-	return cfg, nil
-}
-
-func (f *captureFlags) servers(cfg *capture.Config) error {
-	for _, s := range f.rerequest {
-		if s == "source" {
-			if f.rerequestPort == 0 {
-				return usagef("--rerequest source needs --rerequest-port PORT")
+// config is what the flags say, or the file and the flags. where says in the
+// words of either what is wrong.
+func (f *captureFlags) config(c *cobra.Command) (n config.Node, where func([]config.Problem) error, err error) {
+	if f.file == "" {
+		where = func(ps []config.Problem) error {
+			if len(ps) == 0 {
+				return nil
 			}
-			cfg.RerequestSource, cfg.RerequestPort = true, f.rerequestPort
-			continue
+			return usagef("%s", ps[0].AsFlags())
 		}
-		a, err := resolve4("--rerequest", s)
-		if err != nil {
-			return err
+		f.node.EnsureDefaults()
+		return f.node, where, where(f.node.Validate())
+	}
+	given := map[string]bool{}
+	for _, x := range f.node.Fields() {
+		given[x.Key] = x.Flag != "" && c.Flags().Changed(x.Flag)
+	}
+	given["log_level"] = c.Flags().Changed("log-level")
+	given["log_format"] = c.Flags().Changed("log-format")
+	var mixed []string
+	c.Flags().Visit(func(fl *pflag.Flag) {
+		if config.OfChannel(fl.Name) {
+			mixed = append(mixed, "--"+fl.Name)
 		}
-		cfg.Rerequest = append(cfg.Rerequest, a)
+	})
+	if len(mixed) > 0 {
+		return n, nil, usagef("--config cannot be mixed with the flags of a channel (%s): want them in the file", strings.Join(mixed, ", "))
 	}
-	if f.rerequestPort != 0 && !cfg.RerequestSource {
-		return usagef("--rerequest-port goes with --rerequest source")
+	file, err := config.ReadFile(f.file, f.node, func(key string) bool { return given[key] })
+	if err != nil {
+		return n, nil, configError(err)
 	}
-	return nil
+	where = func(ps []config.Problem) error {
+		if len(ps) == 0 {
+			return nil
+		}
+		return configError(file.Faults(ps))
+	}
+	return file.Node, where, nil
 }
 
-// resolve4 reads host:port with a port that can be sent to.
-func resolve4(flag, s string) (netip.AddrPort, error) {
-	if err := parseHostPort(flag, s); err != nil {
-		return netip.AddrPort{}, err
+// configError is what reading a configuration file came to: exit 2.
+func configError(err error) error {
+	var faults config.Faults
+	if errors.As(err, &faults) {
+		return usagef("%w", faults)
 	}
-	a, err := net.ResolveUDPAddr("udp4", s)
-	if err != nil || a.IP == nil || a.Port == 0 {
-		return netip.AddrPort{}, usagef("%s %q: want the host:port of a server, IPv4", flag, s)
-	}
-	ap := a.AddrPort()
-	return netip.AddrPortFrom(ap.Addr().Unmap(), ap.Port()), nil
+	return usagef("--config: %w", err)
 }
 
-// parseLine reads G:P[,interface=NAME][,source=ADDR].
-func parseLine(s string) (capture.Line, error) {
-	bad := func(why string) (capture.Line, error) {
-		return capture.Line{}, usagef("--line %q: %s; want G:P[,interface=NAME][,source=ADDR]", s, why)
-	}
-	parts := strings.Split(s, ",")
-	addr, err := netip.ParseAddrPort(parts[0])
-	if err != nil || !addr.Addr().Is4() {
-		return bad("no IPv4 address and port")
-	}
-	l := capture.Line{Addr: addr}
-	for _, p := range parts[1:] {
-		key, val, _ := strings.Cut(p, "=")
-		switch {
-		case key == "interface" && val != "" && l.Interface == "":
-			l.Interface = val
-		case key == "source" && !l.Source.IsValid():
-			a, err := netip.ParseAddr(val)
-			if err != nil || !a.Is4() || a.IsMulticast() {
-				return bad("source is no IPv4 address")
-			}
-			l.Source = a
-		default:
-			return bad(fmt.Sprintf("%q", p))
-		}
-	}
-	return l, nil
-}
-
-func runCapture(ctx context.Context, e *env, f *captureFlags) error {
-	cfg, err := f.config(e)
+func (e *env) capture(c *cobra.Command, f *captureFlags) error {
+	node, where, err := f.config(c)
 	if err != nil {
 		return err
 	}
-	if f.mtu < 128 || f.mtu > 65535 {
-		return usagef("--mtu %d: want 128..65535", f.mtu)
+	if f.file != "" {
+		e.logLevel, e.logFormat = cmp.Or(unlessChanged(c, "log-level", node.LogLevel), e.logLevel), cmp.Or(unlessChanged(c, "log-format", node.LogFormat), e.logFormat)
+		if err := e.setLogger(); err != nil {
+			return err
+		}
 	}
-	if err := f.retention.check(); err != nil {
+	e.archive = node.Archive
+	cfgs, problems := node.Capture()
+	if err := where(problems); err != nil {
 		return err
 	}
-	if err := f.stream.check(); err != nil {
-		return err
-	}
-	cfg.EnsureDefaults()
-	if err := cfg.Validate(); err != nil {
-		return usagef("%v", err)
+	lines := 0
+	for i := range cfgs {
+		cfgs[i].Log = e.log
+		cfgs[i].EnsureDefaults()
+		lines += len(cfgs[i].Lines)
 	}
 	opts := e.storeOptions()
-	opts.Sync, opts.SegmentSize, opts.SegmentTime, opts.Reserve = f.sync, f.segmentSize, f.segmentTime, f.reserve
-	if err := opts.Validate(); err != nil {
-		return usagef("--segment-size, --segment-time, --sync, --reserve: %v", err)
-	}
-	if f.retransmitAddr != "" {
-		if _, err := requestAddr("--retransmit-listen", f.retransmitAddr); err != nil {
-			return err
-		}
-	}
-	if f.httpAddr != "" {
-		if err := parseHostPort("--http", f.httpAddr); err != nil {
-			return err
-		}
-	}
-	raiseProcs(len(cfg.Lines) + 2) // and the threads of answers and of requests
+	want := node.StoreOptions()
+	opts.Sync, opts.SegmentSize, opts.SegmentTime, opts.Reserve, opts.QueueBytes = want.Sync, want.SegmentSize, want.SegmentTime, want.Reserve, want.QueueBytes
+	raiseProcs(min(lines, maxRaise) + 2) // and the threads of answers and of requests
+
 	sink := &archiveSink{}
-	ch, err := capture.New(cfg, sink)
+	channels, err := capture.Open(cfgs, sink)
 	if err != nil {
 		for _, wrong := range []error{capture.ErrConfig, mcast.ErrInterface, mcast.ErrAddress, mcast.ErrSameLine} {
-			if errors.Is(err, wrong) {
+			if errors.Is(err, wrong) && f.file == "" {
 				return usagef("--line: %v", err)
+			} else if errors.Is(err, wrong) {
+				return usagef("%s: %v", f.file, err)
 			}
 		}
 		return err
 	}
-	defer ch.Close()
+	n := &captureNode{env: e, channels: channels}
+	defer n.closeChannels()
 	archive, err := store.OpenOrCreate(e.archiveDir(), opts)
 	if err != nil {
 		return err
 	}
 	defer closeQuietly(e.log, "archive", archive.Close)
-	unlock, err := archive.LockChannel(cfg.Channel)
-	if err != nil {
+	for i := range cfgs {
+		unlock, err := archive.LockChannel(cfgs[i].Channel)
+		if err != nil {
+			return err
+		}
+		defer closeQuietly(e.log, "channel", unlock)
+	}
+	sink.archive = archive
+	ready := ready{Event: "ready"}
+	for i, ch := range channels {
+		ready.Channels = append(ready.Channels, readyChannel{Channel: cfgs[i].Channel, Lines: ch.Lines()})
+	}
+	defer n.close()
+	if err := n.serve(&node, archive, sink, &ready); err != nil {
 		return err
 	}
-	defer closeQuietly(e.log, "channel", unlock)
-	src := NewSource(archive, nil, e.log)
-	defer closeQuietly(e.log, "views", src.Close)
-	sink.archive, sink.source = archive, src
-	node := &captureNode{env: e, channels: []*capture.Channel{ch}}
-	defer node.close()
-	if err := node.serve(f, src); err != nil {
-		return err
+	if r, asked := node.Retention(); asked {
+		n.background(func(ctx context.Context) error { e.retain(ctx, archive, r, node.RetainEvery); return nil }, "retention")
 	}
-	if f.retention.asked() {
-		node.background(func(ctx context.Context) error { e.retain(ctx, archive, f.retention.retention()); return nil }, "retention")
-	}
-
-	ready := ready{Event: "ready", Channels: []readyChannel{{Channel: cfg.Channel, Lines: ch.Lines()}}, Retransmit: node.retransmitAddr, Recovery: node.recoveryAddr, HTTP: node.httpAddr}
 	if err := e.printJSON(ready); err != nil {
 		return err
 	}
-	status, err := ch.Run(ctx)
-	node.close()
-	stopped := newStopped([]capture.Status{status})
+	statuses, err := n.run(c.Context())
+	n.close()
+	stopped := newStopped(statuses)
 	if perr := e.printJSON(stopped); err == nil {
 		err = perr
 	}
 	switch {
 	case err != nil:
 		return err
-	case f.strict && (stopped.MessagesLost > 0 || stopped.Holes > 0):
+	case node.Strict && (stopped.MessagesLost > 0 || stopped.Holes > 0):
 		return faultf("--strict: %s lost, %s", count(stopped.MessagesLost, "message"), count(stopped.Holes, "hole"))
 	}
 	return nil
+}
+
+// maxRaise bounds how many processors are added for the threads of lines: of
+// very many only some block at a time, and each processor has its cost.
+const maxRaise = 16
+
+func unlessChanged(c *cobra.Command, flag, v string) string {
+	if c.Flags().Changed(flag) {
+		return ""
+	}
+	return v
 }
 
 // stopped is the event that ends a capture: the counters summed over the
@@ -341,7 +237,7 @@ func newStopped(channels []capture.Status) stopped {
 // from it meanwhile.
 type archiveSink struct {
 	archive *store.Archive
-	source  *Source
+	sources []*Source
 }
 
 func (k *archiveSink) Open(channel string, s moldcast.Session, take int, groups []string) (capture.SessionSink, error) {
@@ -351,14 +247,16 @@ func (k *archiveSink) Open(channel string, s moldcast.Session, take int, groups 
 	}
 	w.Lines(groups)
 	view := w.View()
-	k.source.Live(w.Ref(), view)
-	return &sessionSink{Writer: w, source: k.source, view: view}, nil
+	for _, src := range k.sources {
+		src.Live(w.Ref(), view)
+	}
+	return &sessionSink{Writer: w, sources: k.sources, view: view}, nil
 }
 
 type sessionSink struct {
 	*store.Writer
-	source *Source
-	view   *store.View
+	sources []*Source
+	view    *store.View
 }
 
 func (s *sessionSink) Take() int { return s.Ref().Take }
@@ -376,17 +274,50 @@ func (s *sessionSink) Trouble() capture.Trouble {
 // from then on.
 func (s *sessionSink) Close() error {
 	err := s.Writer.Close()
-	s.source.Stored(s.Ref())
+	for _, src := range s.sources {
+		src.Stored(s.Ref())
+	}
 	return err
 }
 
-// captureNode is what a capture serves beside capturing.
+// captureNode is the channels of a node, and what is served beside them.
 type captureNode struct {
 	env      *env
 	channels []*capture.Channel
+	requests []*retransmit.Server
 	stop     []func()
+	stopping atomic.Bool
+}
 
-	retransmitAddr, recoveryAddr, httpAddr string
+// run captures until ctx is done or every channel has ended by itself. What
+// ends one channel is its own: the others go on.
+func (n *captureNode) run(ctx context.Context) ([]capture.Status, error) {
+	defer context.AfterFunc(ctx, func() { n.stopping.Store(true) })()
+	statuses := make([]capture.Status, len(n.channels))
+	errs := make([]error, len(n.channels))
+	var wg sync.WaitGroup
+	for i, ch := range n.channels {
+		wg.Go(func() {
+			statuses[i], errs[i] = ch.Run(ctx)
+			if errs[i] != nil && len(n.channels) > 1 {
+				n.env.log.Error("channel has stopped; the others go on", "channel", statuses[i].Channel, "err", errs[i])
+			}
+		})
+	}
+	wg.Wait()
+	n.stopping.Store(true)
+	failed := slices.DeleteFunc(slices.Clone(errs), func(err error) bool { return err == nil })
+	if len(failed) > 1 {
+		return statuses, fmt.Errorf("%d of %d channels: %w", len(failed), len(errs), errors.Join(failed...))
+	}
+	return statuses, errors.Join(failed...)
+}
+
+// closeChannels releases the sockets.
+func (n *captureNode) closeChannels() {
+	for _, ch := range n.channels {
+		ch.Close()
+	}
 }
 
 func (n *captureNode) close() {
@@ -396,54 +327,99 @@ func (n *captureNode) close() {
 	n.stop = nil
 }
 
-func (n *captureNode) serve(f *captureFlags, src *Source) error {
-	if f.retransmitAddr != "" || f.stream.listen != "" {
-		if err := src.Refresh(); err != nil {
-			return err
-		}
-		n.background(func(ctx context.Context) error { src.Run(ctx); return nil }, "refresh of sessions")
+// serve starts what answers requests and serves recovery streams, for all
+// channels and for those that have addresses of their own, and HTTP. It says
+// in ready where.
+func (n *captureNode) serve(node *config.Node, archive *store.Archive, sink *archiveSink, ready *ready) (err error) {
+	one := ""
+	if len(node.Channels) == 1 {
+		one = node.Channels[0].Name
 	}
-	if f.retransmitAddr != "" {
-		addr, err := requestAddr("--retransmit-listen", f.retransmitAddr)
+	if ready.Retransmit, ready.Recovery, err = n.answer(node, node.RetransmitListen, node.RecoveryListen, archive, "", one, sink); err != nil {
+		return err
+	}
+	for i := range node.Channels {
+		c, r := &node.Channels[i], &ready.Channels[i]
+		if r.Retransmit, r.Recovery, err = n.answer(node, c.RetransmitListen, c.RecoveryListen, archive, c.Name, c.Name, sink); err != nil {
+			return fmt.Errorf("channel %s: %w", c.Name, err)
+		}
+	}
+	if node.HTTP == "" {
+		return nil
+	}
+	l, err := net.Listen("tcp", node.HTTP)
+	if err != nil {
+		return fmt.Errorf("--http: %w", err)
+	}
+	ready.HTTP = l.Addr().String()
+	if t, ok := l.Addr().(*net.TCPAddr); ok && !t.IP.IsLoopback() {
+		n.env.log.Warn("status and metrics are served to whoever reaches this address: there is no authentication", "http", ready.HTTP)
+	}
+	cfg := httpd.Config{Status: n.status, Archive: n.env.archiveDir(), Version: version(), Pprof: node.Pprof, Log: n.env.log}
+	if len(n.requests) > 0 {
+		cfg.Requests = n.requestStats
+	}
+	srv := httpd.New(cfg)
+	n.background(func(ctx context.Context) error { return srv.Serve(ctx, l) }, "http")
+	return nil
+}
+
+// requestStats is the sum over the request servers.
+func (n *captureNode) requestStats() (sum retransmit.Stats) {
+	for _, srv := range n.requests {
+		sum.Add(srv.Stats())
+	}
+	return sum
+}
+
+// answer serves what is archived of a channel ("": of all): requests on one
+// address, streams on the other, where there is one, and returns them as bound.
+// Streams are of the channel streams, likewise.
+func (n *captureNode) answer(node *config.Node, requests, streams string, archive *store.Archive, channel, streamed string, sink *archiveSink) (retransmitAt, recoveryAt string, err error) {
+	if requests == "" && streams == "" {
+		return "", "", nil
+	}
+	list := func(name string) []string {
+		if name == "" {
+			return nil
+		}
+		return []string{name}
+	}
+	src := NewSource(archive, list(channel), n.env.log)
+	n.stop = append(n.stop, func() { closeQuietly(n.env.log, "views", src.Close) })
+	if err := src.Refresh(); err != nil {
+		return "", "", err
+	}
+	sink.sources = append(sink.sources, src)
+	n.background(func(ctx context.Context) error { src.Run(ctx); return nil }, "refresh of sessions")
+	if requests != "" {
+		addr, err := requestAddr("--retransmit-listen", requests)
 		if err != nil {
-			return err
+			return "", "", err
 		}
 		conn, err := retransmit.Listen(addr, n.env.log)
 		if err != nil {
-			return fmt.Errorf("--retransmit-listen: %w", err)
+			return "", "", fmt.Errorf("--retransmit-listen: %w", err)
 		}
-		srv, err := retransmit.New(retransmit.Config{Conn: conn, Source: src, MTU: f.mtu, Clock: mcast.NewClock(), Log: n.env.log})
+		srv, err := retransmit.New(retransmit.Config{Conn: conn, Source: src, Admit: node.Admission(), MTU: node.MTU, Clock: mcast.NewClock(), Log: n.env.log})
 		if err != nil {
 			conn.Close()
-			return err
+			return "", "", err
 		}
-		n.retransmitAddr = srv.Addr().String()
+		retransmitAt = srv.Addr().String()
+		n.requests = append(n.requests, srv)
 		n.background(srv.Run, "retransmit")
 	}
-	stream, err := f.stream.server(src.recordings(f.channel), nil, n.env.log)
+	stream := streamFlags{listen: streams, readers: node.RecoveryReaders}
+	srv, err := stream.server(src.recordings(list(streamed)...), node.Admission().Allow, n.env.log)
 	if err != nil {
-		return err
+		return "", "", err
 	}
-	if stream != nil {
-		n.recoveryAddr = stream.Addr().String()
-		n.background(stream.Run, "recovery stream")
+	if srv != nil {
+		recoveryAt = srv.Addr().String()
+		n.background(srv.Run, "recovery stream")
 	}
-	if f.httpAddr != "" {
-		l, err := net.Listen("tcp", f.httpAddr)
-		if err != nil {
-			return fmt.Errorf("--http: %w", err)
-		}
-		n.httpAddr = l.Addr().String()
-		srv := &http.Server{Handler: n.handler(), ReadHeaderTimeout: 5 * time.Second, IdleTimeout: time.Minute, MaxHeaderBytes: 16 << 10}
-		n.background(func(ctx context.Context) error {
-			defer context.AfterFunc(ctx, func() { srv.Close() })()
-			if err := srv.Serve(l); !errors.Is(err, http.ErrServerClosed) {
-				return err
-			}
-			return nil
-		}, "http")
-	}
-	return nil
+	return retransmitAt, recoveryAt, nil
 }
 
 // background runs a server until close.
@@ -461,6 +437,9 @@ func (n *captureNode) background(run func(context.Context) error, what string) {
 
 // status asks every channel.
 func (n *captureNode) status(ctx context.Context) ([]capture.Status, error) {
+	if n.stopping.Load() {
+		return nil, errors.New("the node is stopping")
+	}
 	out := make([]capture.Status, 0, len(n.channels))
 	for _, c := range n.channels {
 		st, err := c.Status(ctx)
@@ -470,66 +449,4 @@ func (n *captureNode) status(ctx context.Context) ([]capture.Status, error) {
 		out = append(out, st)
 	}
 	return out, nil
-}
-
-const (
-	healthOK       = "ok"
-	healthDegraded = "degraded" // some channel cannot store what it receives
-	healthStopping = "stopping" // or an engine does not answer
-)
-
-// health is the answer of /healthz: 200 where Status is ok, else 503.
-type health struct {
-	Status   string          `json:"status"`
-	Error    string          `json:"error,omitempty"`
-	Channels []channelHealth `json:"channels,omitempty"` // those that are not well
-}
-
-type channelHealth struct {
-	Channel string          `json:"channel"`
-	Storage capture.Storage `json:"storage"`
-}
-
-func (n *captureNode) health(ctx context.Context) health {
-	channels, err := n.status(ctx)
-	if err != nil {
-		return health{Status: healthStopping, Error: err.Error()}
-	}
-	h := health{Status: healthOK}
-	for _, c := range channels {
-		if c.Storage.Degraded() {
-			h.Status = healthDegraded
-			h.Channels = append(h.Channels, channelHealth{c.Channel, c.Storage})
-		}
-	}
-	return h
-}
-
-func (n *captureNode) handler() http.Handler {
-	mux := http.NewServeMux()
-	mux.HandleFunc("GET /status", func(w http.ResponseWriter, r *http.Request) {
-		ctx, cancel := context.WithTimeout(r.Context(), 5*time.Second)
-		defer cancel()
-		var out struct {
-			Channels []capture.Status `json:"channels"`
-		}
-		var err error
-		if out.Channels, err = n.status(ctx); err != nil {
-			http.Error(w, err.Error(), http.StatusServiceUnavailable)
-			return
-		}
-		w.Header().Set("Content-Type", "application/json")
-		_ = json.NewEncoder(w).Encode(out)
-	})
-	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, r *http.Request) {
-		ctx, cancel := context.WithTimeout(r.Context(), 5*time.Second)
-		defer cancel()
-		h := n.health(ctx)
-		w.Header().Set("Content-Type", "application/json")
-		if h.Status != healthOK {
-			w.WriteHeader(http.StatusServiceUnavailable)
-		}
-		_ = json.NewEncoder(w).Encode(h)
-	})
-	return mux
 }

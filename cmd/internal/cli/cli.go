@@ -305,6 +305,8 @@ type ready struct {
 }
 
 type readyChannel struct {
-	Channel string   `json:"channel"`
-	Lines   []string `json:"lines"`
+	Channel    string   `json:"channel"`
+	Lines      []string `json:"lines"`
+	Retransmit string   `json:"retransmit,omitempty"` // of this channel alone, as the next
+	Recovery   string   `json:"recovery,omitempty"`
 }

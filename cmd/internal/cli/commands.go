@@ -8,6 +8,7 @@ var commands = []func(*env) *cobra.Command{
 	newPublishCmd,
 	newListenCmd,
 	newCaptureCmd,
+	newConfigCmd,
 	newRetransmitCmd,
 	newReplayCmd,
 	newImportCmd,

@@ -277,7 +277,7 @@ func (d *demo) record(ctx context.Context) error {
 	ch, err := capture.New(capture.Config{
 		Channel: "demo", Lines: []capture.Line{{Addr: group}}, Interface: demoIface,
 		Rerequest: []netip.AddrPort{requests.LocalAddr()}, UntilEnd: true, EndTimeout: time.Minute, Log: d.log, Seed: d.seed,
-	}, &archiveSink{archive: archive, source: src})
+	}, &archiveSink{archive: archive, sources: []*Source{src}})
 	if err != nil {
 		requests.Close()
 		return err

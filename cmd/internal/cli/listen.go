@@ -13,6 +13,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/moldtape/moldtape/cmd/internal/binaryfile"
+	"github.com/moldtape/moldtape/cmd/internal/config"
 	"github.com/moldtape/moldtape/cmd/internal/ndjson"
 	"github.com/moldtape/moldtape/moldcast"
 	"github.com/moldtape/moldtape/moldcast/gap"
@@ -52,7 +53,7 @@ missing, and write the messages in order, each once. Ends at End of Session.`,
 	fl.StringVar(&f.output, "output", "", "write the messages to `FILE`; - is stdout")
 	fl.StringVar(&f.format, "format", "binaryfile", "of the output: binaryfile, ndjson or none")
 	fl.BoolVar(&f.ordered, "ordered", true, "deliver in order; false delivers a message as soon as it arrives")
-	fl.Var(durationValue{&f.nakBudget}, "nak-budget", "how long a gap is asked for before it is lost")
+	fl.Var(config.Duration{P: &f.nakBudget}, "nak-budget", "how long a gap is asked for before it is lost")
 	fl.BoolVar(&f.strict, "strict", false, "exit 1 if messages were lost")
 	f.multicast.add(c, false)
 	e.addJSON(c, "print the summary as JSON on stdout")

@@ -11,6 +11,7 @@ import (
 	"github.com/dustin/go-humanize"
 	"github.com/spf13/cobra"
 
+	"github.com/moldtape/moldtape/cmd/internal/config"
 	"github.com/moldtape/moldtape/store"
 )
 
@@ -20,45 +21,13 @@ type retentionFlags struct {
 	maxBytes int64
 }
 
-// unlimited is the value of --keep or --max-bytes that was not given.
-const unlimited = -1
-
-// add adds the flags; what begins their help.
-func (f *retentionFlags) add(c *cobra.Command, what string) {
-	f.keep, f.maxBytes = unlimited, unlimited
-	c.Flags().Var(optional{durationValue{&f.keep}, func() bool { return f.keep < 0 }}, "keep", what+"remove segments that were sealed this long ago, like 90d")
-	c.Flags().Var(optional{sizeValue{&f.maxBytes}, func() bool { return f.maxBytes < 0 }}, "max-bytes", what+"remove the oldest segments until the archive takes at most this much")
-}
-
-// optional is a value that has no default.
-type optional struct {
-	value
-	unset func() bool
-}
-
-type value interface {
-	String() string
-	Set(string) error
-	Type() string
-}
-
-func (o optional) String() string {
-	if o.unset == nil || o.unset() {
-		return ""
-	}
-	return o.value.String()
+func (f *retentionFlags) add(c *cobra.Command) {
+	f.keep, f.maxBytes = config.Unset, config.Unset
+	c.Flags().Var(config.Optional{Value: config.Duration{P: &f.keep}, Unset: func() bool { return f.keep < 0 }}, "keep", "remove segments that were sealed this long ago, like 90d")
+	c.Flags().Var(config.Optional{Value: config.Size{P: &f.maxBytes}, Unset: func() bool { return f.maxBytes < 0 }}, "max-bytes", "remove the oldest segments until the archive takes at most this much")
 }
 
 func (f *retentionFlags) asked() bool { return f.keep >= 0 || f.maxBytes >= 0 }
-
-// check refuses 0 of a running node: with other flags it means no limit, here
-// it would remove all that is sealed, every minute.
-func (f *retentionFlags) check() error {
-	if f.keep == 0 || f.maxBytes == 0 {
-		return usagef("--keep and --max-bytes: want more than 0; without the flag nothing is removed for that reason")
-	}
-	return nil
-}
 
 func (f *retentionFlags) retention() store.Retention {
 	return store.Retention{Keep: f.keep, MaxBytes: f.maxBytes}
@@ -86,7 +55,7 @@ before and after.`,
 			return e.prune(c.Context(), f.retention(), dryRun)
 		},
 	}
-	f.add(c, "")
+	f.add(c)
 	c.Flags().BoolVar(&dryRun, "dry-run", false, "only say what would be removed")
 	e.addArchive(c)
 	e.addJSON(c, "one JSON document on stdout")
@@ -134,12 +103,9 @@ func (e *env) prune(ctx context.Context, r store.Retention, dryRun bool) error {
 	return interrupted(ctx, err)
 }
 
-// retainEvery is how often a capture node applies its retention.
-const retainEvery = time.Minute
-
-// retain applies r to the archive, now and every minute, until ctx is done.
-func (e *env) retain(ctx context.Context, a *store.Archive, r store.Retention) {
-	tick := time.NewTicker(retainEvery)
+// retain applies r to the archive, now and every so often, until ctx is done.
+func (e *env) retain(ctx context.Context, a *store.Archive, r store.Retention, every time.Duration) {
+	tick := time.NewTicker(every)
 	defer tick.Stop()
 	for {
 		rep, err := a.Prune(ctx, r, false, who())

@@ -16,6 +16,7 @@ import (
 
 	"github.com/moldtape/moldtape/capture/capfile"
 	"github.com/moldtape/moldtape/cmd/internal/binaryfile"
+	"github.com/moldtape/moldtape/cmd/internal/config"
 	"github.com/moldtape/moldtape/cmd/internal/itch"
 	"github.com/moldtape/moldtape/moldcast"
 	"github.com/moldtape/moldtape/moldcast/mcast"
@@ -122,8 +123,8 @@ zstd; "-" is stdin. Ends with End of Session, also when it is stopped.`,
 	fl.IntVar(&f.mtu, "mtu", moldcast.DefaultMTU, "most `BYTES` of an IP packet")
 	fl.StringVar(&f.retransmitListen, "retransmit-listen", "", "answer requests on `ADDR`")
 	fl.IntVar(&f.ring, "ring", moldcast.DefaultRing, "messages kept for requests; at most 64 MiB of them")
-	fl.Var(durationValue{&f.heartbeat}, "heartbeat", "silence after which a heartbeat is sent")
-	fl.Var(durationValue{&f.linger}, "linger", "how long End of Session is repeated, and requests are answered")
+	fl.Var(config.Duration{P: &f.heartbeat}, "heartbeat", "silence after which a heartbeat is sent")
+	fl.Var(config.Duration{P: &f.linger}, "linger", "how long End of Session is repeated, and requests are answered")
 	fl.IntVar(&f.dropEvery, "drop-every", 0, "for tests: do not send every `N`-th packet of messages, but keep it in the ring")
 	fl.Var(probabilityValue{&f.loss}, "loss", "for tests: do not send a packet of messages with probability `P`, but keep it in the ring")
 	f.multicast.add(c, true)

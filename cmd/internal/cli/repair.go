@@ -11,6 +11,7 @@ import (
 	"github.com/dustin/go-humanize"
 	"github.com/spf13/cobra"
 
+	"github.com/moldtape/moldtape/cmd/internal/config"
 	"github.com/moldtape/moldtape/cmd/internal/repair"
 	"github.com/moldtape/moldtape/moldcast"
 	"github.com/moldtape/moldtape/store"
@@ -57,7 +58,7 @@ servers for what is missing.`,
 	}
 	fl := c.Flags()
 	fl.StringArrayVar(&f.from, "from", nil, "request server `ADDR` (host:port), or directory of another archive (repeat)")
-	fl.Var(durationValue{&f.budget}, "nak-budget", "how long a server is asked for a range without an answer")
+	fl.Var(config.Duration{P: &f.budget}, "nak-budget", "how long a server is asked for a range without an answer")
 	e.addArchive(c)
 	e.addJSON(c, "one JSON document on stdout")
 	return c

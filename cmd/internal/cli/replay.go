@@ -15,6 +15,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/moldtape/moldtape/cmd/internal/config"
 	"github.com/moldtape/moldtape/moldcast"
 	"github.com/moldtape/moldtape/moldcast/mcast"
 	"github.com/moldtape/moldtape/replay"
@@ -84,7 +85,7 @@ right seek 10 s, down and up a minute, . sends the next packet, q quits.`,
 	f.multicast.add(c, true)
 	fl.StringVar(&f.speed, "speed", "1", "`X`: 2 is twice as fast, 0.001..1000; max is no waiting")
 	fl.Float64Var(&f.rate, "rate", 0, "`MSGS_PER_S`, instead of the recorded rhythm; 0 is as fast as it goes")
-	fl.Var(durationValue{&f.maxIdle}, "max-idle", "longest quiet time; longer ones are cut; 0: none is")
+	fl.Var(config.Duration{P: &f.maxIdle}, "max-idle", "longest quiet time; longer ones are cut; 0: none is")
 	fl.StringVar(&f.startAt, "start-at", "", "send the first packet at `TIME`: RFC 3339, or HH:MM:SS[.fraction] of today (UTC)")
 	fl.IntVar(&f.loop, "loop", 1, "play `N` times, each time as a session of its own; needs --as-session")
 	f.ranges.add(c)
@@ -93,8 +94,8 @@ right seek 10 s, down and up a minute, . sends the next packet, q quits.`,
 	fl.IntVar(&f.mtu, "mtu", 1500, "most `BYTES` of an IP packet, for --packets repack and answers")
 	fl.StringVar(&f.onHole, "on-hole", "skip", "skip: go on with the next message, at its time; stop: end before the hole, exit 1; wait: until it is filled")
 	fl.BoolVar(&f.strict, "strict", false, "exit 1 if there were holes")
-	fl.Var(durationValue{&f.heartbeat}, "heartbeat", "silence after which a heartbeat is sent")
-	fl.Var(durationValue{&f.linger}, "linger", "how long End of Session is repeated, and requests are answered")
+	fl.Var(config.Duration{P: &f.heartbeat}, "heartbeat", "silence after which a heartbeat is sent")
+	fl.Var(config.Duration{P: &f.linger}, "linger", "how long End of Session is repeated, and requests are answered")
 	fl.StringVar(&f.retransmitListen, "retransmit-listen", "", "answer requests on `ADDR`, for what was published so far")
 	fl.Var(probabilityValue{&f.loss}, "loss", "for tests: lose a packet with probability `P`")
 	fl.Var(probabilityValue{&f.duplicate}, "duplicate", "for tests: send a packet twice with probability `P`")

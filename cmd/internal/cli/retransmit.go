@@ -7,46 +7,18 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"math"
 	"net"
 	"net/netip"
-	"strconv"
 	"sync"
 
 	"github.com/spf13/cobra"
 
+	"github.com/moldtape/moldtape/cmd/internal/config"
 	"github.com/moldtape/moldtape/moldcast/mcast"
 	"github.com/moldtape/moldtape/retransmit"
 	"github.com/moldtape/moldtape/retransmit/admit"
 	"github.com/moldtape/moldtape/store"
 )
-
-// rateValue is requests a second, 0 for no limit.
-type rateValue struct{ r *float64 }
-
-func (v rateValue) String() string {
-	if v.r == nil {
-		return "0"
-	}
-	return strconv.FormatFloat(*v.r, 'g', -1, 64)
-}
-func (v rateValue) Type() string { return "N" }
-func (v rateValue) Set(s string) error {
-	f, err := strconv.ParseFloat(s, 64)
-	if err != nil || !(f >= 0 && f <= math.MaxUint32) {
-		return fmt.Errorf("%q is no rate; want requests a second like 20000, or 0 for no limit", s)
-	}
-	*v.r = f
-	return nil
-}
-
-// limit is a rate flag as admission has it.
-func limit(requests float64) admit.Rate {
-	if requests == 0 {
-		return admit.Rate{Requests: -1, Bytes: -1}
-	}
-	return admit.Rate{Requests: requests}
-}
 
 type retransmitFlags struct {
 	listen    string
@@ -94,8 +66,8 @@ last, where only one channel is served.`,
 	f.IntVar(&o.mtu, "mtu", 1500, "largest IPv4 packet of an answer, in `BYTES`; a longer message goes alone in a larger one")
 	f.StringArrayVar(&o.allow, "allow", nil, "answer only clients in this `CIDR` (may repeat; default loopback, private and link-local addresses)")
 	o.stream.add(c)
-	f.Var(rateValue{&o.perClient}, "rate-per-client", "requests a second answered to one client, 0 for no limit (clients on this machine, unless given: 200000)")
-	f.Var(rateValue{&o.total}, "rate-total", "requests a second answered in all, 0 for no limit")
+	f.Var(config.Rate{P: &o.perClient}, "rate-per-client", "requests a second answered to one client, 0 for no limit (clients on this machine, unless given: 200000)")
+	f.Var(config.Rate{P: &o.total}, "rate-total", "requests a second answered in all, 0 for no limit")
 	return c
 }
 
@@ -123,10 +95,10 @@ func (o *retransmitFlags) config(c *cobra.Command) (retransmit.Config, netip.Add
 		return fail(err)
 	}
 	cfg := retransmit.Config{MTU: o.mtu}
-	if cfg.Admit.Allow, err = parseAllow("--allow", o.allow); err != nil {
-		return fail(err)
+	if cfg.Admit.Allow, err = config.ParseAllow(o.allow); err != nil {
+		return fail(usagef("--allow %v", err))
 	}
-	cfg.Admit.Client, cfg.Admit.Total = limit(o.perClient), limit(o.total)
+	cfg.Admit.Client, cfg.Admit.Total = config.Limit(o.perClient), config.Limit(o.total)
 	if c.Flags().Changed("rate-per-client") {
 		cfg.Admit.Loopback = cfg.Admit.Client
 	}
@@ -150,22 +122,6 @@ func requestAddr(flag, s string) (netip.AddrPort, error) {
 		return netip.AddrPort{}, usagef("%s %q: want a unicast host:port", flag, s)
 	}
 	return netip.AddrPortFrom(ip, uint16(a.Port)), nil
-}
-
-// parseAllow reads networks; a single address is one. nil for none.
-func parseAllow(flag string, list []string) ([]netip.Prefix, error) {
-	var out []netip.Prefix
-	for _, s := range list {
-		p, err := netip.ParsePrefix(s)
-		if a, err2 := netip.ParseAddr(s); err != nil && err2 == nil && a.Zone() == "" {
-			p, err = netip.PrefixFrom(a, a.BitLen()), nil
-		}
-		if err != nil {
-			return nil, usagef("%s %q: want a network, like 10.20.0.0/16", flag, s)
-		}
-		out = append(out, p.Masked())
-	}
-	return out, nil
 }
 
 func (e *env) retransmit(ctx context.Context, o retransmitFlags, cfg retransmit.Config, addr netip.AddrPort) (err error) {

@@ -1,0 +1,110 @@
+package config
+
+import (
+	"fmt"
+	"net"
+	"net/netip"
+
+	"github.com/moldtape/moldtape/capture"
+	"github.com/moldtape/moldtape/capture/arbiter"
+	"github.com/moldtape/moldtape/moldcast"
+	"github.com/moldtape/moldtape/retransmit/admit"
+	"github.com/moldtape/moldtape/store"
+)
+
+// slotBytes is what one datagram takes in a ring.
+const slotBytes = 2048
+
+// StoreOptions are those of the archive.
+func (n *Node) StoreOptions() store.Options {
+	o := store.DefaultOptions()
+	o.Sync, o.SegmentSize, o.SegmentTime, o.Reserve = n.Sync, n.SegmentSize, n.SegmentTime, n.Reserve
+	o.QueueBytes = n.QueueBytes
+	return o
+}
+
+// Retention is what is to be removed; false: nothing ever.
+func (n *Node) Retention() (store.Retention, bool) {
+	return store.Retention{Keep: n.Keep, MaxBytes: n.MaxBytes}, n.Keep >= 0 || n.MaxBytes >= 0
+}
+
+// Admission is who is answered, and how often. n is valid.
+func (n *Node) Admission() admit.Config {
+	var c admit.Config
+	c.Allow, _ = ParseAllow(n.Allow)
+	c.Client, c.Total = Limit(n.RatePerClient), Limit(n.RateTotal)
+	if n.RatePerClient != defaultPerClient {
+		c.Loopback = c.Client
+	}
+	return c
+}
+
+// Limit is a rate as admission has it.
+func Limit(requests float64) admit.Rate {
+	if requests == 0 {
+		return admit.Rate{Requests: -1, Bytes: -1}
+	}
+	return admit.Rate{Requests: requests}
+}
+
+// Capture is the configuration of each channel of n, which is valid. Names of
+// servers are resolved; those that cannot be are what is wrong.
+func (n *Node) Capture() ([]capture.Config, []Problem) {
+	var ps problems
+	out := make([]capture.Config, 0, len(n.Channels))
+	for i := range n.Channels {
+		c := &n.Channels[i]
+		cfg := capture.Config{
+			Channel: c.Name, Interface: c.Interface,
+			ReorderWait: c.ReorderWait, ReorderBytes: c.ReorderBytes,
+			NakRetry: c.NakRetry, NakRate: c.NakRate, NakBudget: c.NakBudget,
+			Stall:    c.OnLoss == "stall",
+			UntilEnd: n.UntilEnd, EndTimeout: n.EndTimeout,
+			RingSlots: int(c.RingBytes / slotBytes),
+		}
+		if c.ReorderWait == 0 {
+			cfg.ReorderWait = -1 // an explicit 0 is "do not wait"
+		}
+		switch c.Start {
+		case "beginning":
+			cfg.Start = arbiter.Beginning
+		case "live":
+			cfg.Start = arbiter.Live
+		}
+		for _, s := range c.Lines {
+			l, _ := parseLine(s)
+			cfg.Lines = append(cfg.Lines, l)
+		}
+		for _, s := range c.Sessions {
+			name, _ := moldcast.ParseSession(s)
+			cfg.Sessions = append(cfg.Sessions, name)
+		}
+		for j, s := range c.Rerequest {
+			if s == "source" {
+				cfg.RerequestSource, cfg.RerequestPort = true, uint16(c.RerequestPort)
+				continue
+			}
+			a, err := ResolveServer(s)
+			if err != nil {
+				ps.add(path("channels", i, "rerequest", j), " %v", err)
+				continue
+			}
+			cfg.Rerequest = append(cfg.Rerequest, a)
+		}
+		out = append(out, cfg)
+	}
+	return out, ps
+}
+
+// ResolveServer looks up host:port with a port that can be sent to.
+func ResolveServer(s string) (netip.AddrPort, error) {
+	if err := serverAddr(s); err != nil {
+		return netip.AddrPort{}, err
+	}
+	a, err := net.ResolveUDPAddr("udp4", s)
+	if err != nil || a.IP == nil || a.Port == 0 {
+		return netip.AddrPort{}, fmt.Errorf("%q: want the host:port of a server, IPv4", s)
+	}
+	ap := a.AddrPort()
+	return netip.AddrPortFrom(ap.Addr().Unmap(), ap.Port()), nil
+}

@@ -1,0 +1,196 @@
+package config
+
+import (
+	"time"
+
+	"github.com/moldtape/moldtape/store"
+)
+
+// Unset is the value of a number that was not given, where that is not the same
+// as any number: Node.Keep and MaxBytes, by which nothing is removed then, and
+// the bounds of memory, which EnsureDefaults chooses.
+const Unset = -1
+
+// Node is everything that a capture node is told: by flags, or by a file. The
+// fields that are text are checked by Validate, and understood by Build.
+type Node struct {
+	Archive string // "": the command's default
+
+	Sync        time.Duration
+	SegmentSize int64
+	SegmentTime time.Duration
+	Reserve     int64
+	QueueBytes  int64 // bound of what waits for the disk, for each session
+	Keep        time.Duration
+	MaxBytes    int64
+	RetainEvery time.Duration
+
+	RetransmitListen string
+	MTU              int
+	Allow            []string
+	RatePerClient    float64
+	RateTotal        float64
+	RecoveryListen   string
+	RecoveryReaders  int // of each address
+	HTTP             string
+	Pprof            bool
+
+	UntilEnd   bool
+	EndTimeout time.Duration
+	Strict     bool
+
+	LogLevel  string // "": the command's default
+	LogFormat string
+
+	Channels []Channel
+}
+
+// Channel is what one channel is told.
+type Channel struct {
+	Name      string
+	Lines     []string // G:P[,interface=NAME][,source=ADDR]
+	Interface string
+	Sessions  []string
+
+	Rerequest        []string // HOST:PORT, or source
+	RerequestPort    int
+	RetransmitListen string // of this channel alone, as the next; only in a file
+	RecoveryListen   string
+
+	ReorderWait  time.Duration
+	ReorderBytes int64
+	RingBytes    int64 // of each line, and of answers; only in a file
+	NakRetry     time.Duration
+	NakRate      int
+	NakBudget    time.Duration
+	OnLoss       string
+	Start        string // "": beginning where there is a request server, else live
+}
+
+// Default is a node of no channel.
+func Default() Node {
+	return Node{
+		Sync: store.DefaultSync, SegmentSize: 1 << 30, Reserve: store.DefaultReserve,
+		QueueBytes: Unset, Keep: Unset, MaxBytes: Unset, RetainEvery: time.Minute,
+		MTU: 1500, RecoveryReaders: 1024, RatePerClient: defaultPerClient, RateTotal: defaultTotal,
+	}
+}
+
+// DefaultChannel is a channel of no line.
+func DefaultChannel() Channel {
+	return Channel{
+		Name:        "default",
+		ReorderWait: 2 * time.Millisecond, ReorderBytes: Unset, RingBytes: Unset,
+		NakRetry: 2 * time.Millisecond, NakRate: 1000, NakBudget: 10 * time.Second,
+		OnLoss: "record",
+	}
+}
+
+// Field is one setting of a node or channel.
+type Field struct {
+	Key   string // in the file
+	Flag  string // without the dashes; "": only in the file
+	Usage string // of the flag
+	Value Value
+}
+
+// Fields are the settings of n itself, those of its channels aside, in the
+// order in which they are shown.
+func (n *Node) Fields() []Field {
+	return []Field{
+		{"archive", "archive", "archive `DIR` (default $MOLDTAPE_ARCHIVE, else ./archive)", text{&n.Archive}},
+		{"sync", "sync", "longest time a received message is not yet durable; 0: synced as soon as it is stored", Duration{&n.Sync}},
+		{"segment_size", "segment-size", "start the next segment at this many stored bytes", Size{&n.SegmentSize}},
+		{"segment_time", "segment-time", "start the next segment after this long; 0: by size only", Duration{&n.SegmentTime}},
+		{"reserve", "reserve", "room kept in ARCHIVE/reserve, to stop in order on a full disk; 0: none", Size{&n.Reserve}},
+		{"queue_bytes", "", "", Optional{Size{&n.QueueBytes}, func() bool { return n.QueueBytes < 0 }}},
+		{"keep", "keep", "while capturing, remove segments that were sealed this long ago, like 90d", Optional{Duration{&n.Keep}, func() bool { return n.Keep < 0 }}},
+		{"max_bytes", "max-bytes", "while capturing, remove the oldest segments until the archive takes at most this much", Optional{Size{&n.MaxBytes}, func() bool { return n.MaxBytes < 0 }}},
+		{"retain_every", "retain-every", "how often --keep and --max-bytes are applied", Duration{&n.RetainEvery}},
+		{"retransmit_listen", "retransmit-listen", "serve requests for all that is archived on this UDP `HOST:PORT`", text{&n.RetransmitListen}},
+		{"mtu", "mtu", "MTU of answers, in `BYTES`", integer{&n.MTU}},
+		{"allow", "allow", "answer only clients in this `CIDR` (repeat; default loopback, private and link-local addresses)", texts{&n.Allow}},
+		{"rate_per_client", "rate-per-client", "requests a second answered to one client, 0 for no limit (clients on this machine, unless given: 200000)", Rate{&n.RatePerClient}},
+		{"rate_total", "rate-total", "requests a second answered in all, 0 for no limit", Rate{&n.RateTotal}},
+		{"recovery_listen", "recovery-listen", "serve recovery streams (SoupBinTCP) of all that is archived on this TCP `HOST:PORT`", text{&n.RecoveryListen}},
+		{"recovery_readers", "recovery-readers", "most readers of recovery streams at once, `N`", integer{&n.RecoveryReaders}},
+		{"http", "http", "serve /status, /metrics, /healthz and /readyz on this TCP `HOST:PORT`, to whoever reaches it: there is no authentication", text{&n.HTTP}},
+		{"pprof", "pprof", "serve /debug/pprof/ there too", boolean{&n.Pprof}},
+		{"until_end", "until-end", "stop when every session has ended, is repaired and durable", boolean{&n.UntilEnd}},
+		{"end_timeout", "end-timeout", "stop with exit 1 after this long without a packet; 0: never", Duration{&n.EndTimeout}},
+		{"strict", "strict", "exit 1 if messages were lost or holes are left", boolean{&n.Strict}},
+		{"log_level", "", "", text{&n.LogLevel}},
+		{"log_format", "", "", text{&n.LogFormat}},
+	}
+}
+
+// Fields are the settings of c.
+func (c *Channel) Fields() []Field {
+	return []Field{
+		{"name", "channel", "`NAME` of the channel: letters, digits and ._:-", text{&c.Name}},
+		{"lines", "line", "line to receive, `G:P[,interface=NAME][,source=ADDR]`; repeat for B, C …", texts{&c.Lines}},
+		{"interface", "interface", "interface `NAME` of lines that name none", text{&c.Interface}},
+		{"sessions", "session", "record only this session `NAME` (repeat; default all)", texts{&c.Sessions}},
+		{"rerequest", "rerequest", "request server `HOST:PORT`, or source with --rerequest-port (repeat)", texts{&c.Rerequest}},
+		{"rerequest_port", "rerequest-port", "`PORT` of --rerequest source", integer{&c.RerequestPort}},
+		{"retransmit_listen", "", "", text{&c.RetransmitListen}},
+		{"recovery_listen", "", "", text{&c.RecoveryListen}},
+		{"reorder_wait", "reorder-wait", "how long an early message waits in memory for its predecessor: so much later than --sync it is durable; no longer than --nak-budget", Duration{&c.ReorderWait}},
+		{"reorder_bytes", "reorder-bytes", "bound of what waits in memory (default 64MiB)", Optional{Size{&c.ReorderBytes}, func() bool { return c.ReorderBytes < 0 }}},
+		{"ring_bytes", "", "", Optional{Size{&c.RingBytes}, func() bool { return c.RingBytes < 0 }}},
+		{"nak_retry", "nak-retry", "least time before a request is repeated", Duration{&c.NakRetry}},
+		{"nak_rate", "nak-rate", "most requests a second, for each session, `N`: what the servers bear", integer{&c.NakRate}},
+		{"nak_budget", "nak-budget", "how long a gap is asked for before it is recorded as a hole", Duration{&c.NakBudget}},
+		{"on_loss", "on-loss", "`record|stall`: after the budget the hole is on record, or never given up", text{&c.OnLoss}},
+		{"start", "start", "where a new session begins, `beginning|live` (default beginning where there is a request server, else live)", text{&c.Start}},
+	}
+}
+
+// OfChannel reports whether a flag is a setting of a channel: such flags
+// cannot be mixed with a file.
+func OfChannel(flag string) bool {
+	var c Channel
+	for _, f := range c.Fields() {
+		if f.Flag == flag {
+			return true
+		}
+	}
+	return false
+}
+
+// What the bounds of memory are together, where they are left to EnsureDefaults:
+// a node of many channels does not take more than one of a few.
+const (
+	allRings   = 512 << 20
+	allReorder = 1 << 30
+	allQueues  = 1 << 30
+
+	mostRing, leastRing       = 16 << 20, 1 << 20
+	mostReorder, leastReorder = 64 << 20, 4 << 20
+	mostQueue, leastQueue     = 64 << 20, 4 << 20
+)
+
+// EnsureDefaults chooses the bounds of memory that were not given: up to
+// 64 MiB for each channel's early messages and as much for what waits for the
+// disk, together 1 GiB each; 16 MiB for each ring, together 512 MiB; of a very
+// large node 4 and 1 MiB at the least.
+func (n *Node) EnsureDefaults() {
+	rings := 0
+	for i := range n.Channels {
+		rings += len(n.Channels[i].Lines)
+		if len(n.Channels[i].Rerequest) > 0 {
+			rings++ // of answers
+		}
+	}
+	choose := func(p *int64, all, parts, least, most int) {
+		if *p < 0 {
+			*p = int64(min(max(all/max(parts, 1), least), most))
+		}
+	}
+	choose(&n.QueueBytes, allQueues, len(n.Channels), leastQueue, mostQueue)
+	for i := range n.Channels {
+		c := &n.Channels[i]
+		choose(&c.ReorderBytes, allReorder, len(n.Channels), leastReorder, mostReorder)
+		choose(&c.RingBytes, allRings, rings, leastRing, mostRing)
+	}
+}

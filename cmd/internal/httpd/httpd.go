@@ -1,0 +1,287 @@
+// Package httpd is the HTTP side of a node: its status, health and metrics.
+//
+// It cannot hold up a capture, whatever its clients do: a channel's engine is
+// asked for its status at most every MaxAge for all of them together, each
+// request has time-outs, and connections and headers are bounded.
+//
+// There is no authentication: whoever reaches the address reads all of it.
+package httpd
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"log/slog"
+	"net"
+	"net/http"
+	"net/http/pprof"
+	"time"
+
+	"golang.org/x/net/netutil"
+
+	"github.com/moldtape/moldtape/capture"
+	"github.com/moldtape/moldtape/retransmit"
+)
+
+const (
+	// MaxAge is how old a status that is served may be.
+	MaxAge = 50 * time.Millisecond
+
+	askTimeout = 5 * time.Second // how long an engine is waited for
+	maxConns   = 64
+	maxHeader  = 16 << 10
+	readTime   = 5 * time.Second
+	writeTime  = 20 * time.Second // an answer whose client does not read it is given up
+	idleTime   = time.Minute
+)
+
+// Config is what a Server serves.
+type Config struct {
+	// Status asks every channel; an error says that one does not answer.
+	Status func(context.Context) ([]capture.Status, error)
+	// Requests are the statistics of the request server; nil: there is none.
+	Requests func() retransmit.Stats
+	Archive  string // the directory, for the room on its disk; empty: none
+	Version  string
+	Pprof    bool         // serve /debug/pprof/ too
+	Log      *slog.Logger // default none
+}
+
+// Server serves a node.
+type Server struct {
+	cfg     Config
+	started time.Time
+	disk    *disk
+	http    http.Server
+
+	turn chan struct{} // holds one token: who has it may read and write the rest
+	last Document
+	at   time.Time
+}
+
+// New makes a Server.
+func New(cfg Config) *Server {
+	if cfg.Log == nil {
+		cfg.Log = slog.New(slog.DiscardHandler)
+	}
+	s := &Server{cfg: cfg, started: time.Now(), disk: &disk{dir: cfg.Archive}, turn: make(chan struct{}, 1)}
+	s.http = http.Server{
+		Handler:     s.Handler(),
+		ReadTimeout: readTime, WriteTimeout: writeTime, IdleTimeout: idleTime, MaxHeaderBytes: maxHeader,
+		ErrorLog: slog.NewLogLogger(cfg.Log.Handler(), slog.LevelDebug),
+	}
+	return s
+}
+
+// Serve serves l until ctx is done, which is no error.
+func (s *Server) Serve(ctx context.Context, l net.Listener) error {
+	defer context.AfterFunc(ctx, func() { s.http.Close() })()
+	if s.cfg.Archive != "" {
+		watch, stop := context.WithCancel(ctx)
+		defer stop()
+		go s.disk.watch(watch) // not waited for: the disk may hang
+	}
+	if err := s.http.Serve(netutil.LimitListener(l, maxConns)); !errors.Is(err, http.ErrServerClosed) {
+		return err
+	}
+	return nil
+}
+
+// Handler is what Serve serves.
+func (s *Server) Handler() http.Handler {
+	mux := http.NewServeMux()
+	mux.HandleFunc("GET /status", func(w http.ResponseWriter, r *http.Request) {
+		d, err := s.document(r.Context())
+		if err != nil {
+			http.Error(w, err.Error(), http.StatusServiceUnavailable)
+			return
+		}
+		writeJSON(w, http.StatusOK, d)
+	})
+	mux.HandleFunc("GET /healthz", s.healthz)
+	mux.HandleFunc("GET /readyz", s.readyz)
+	mux.HandleFunc("GET /metrics", s.metrics)
+	if s.cfg.Pprof {
+		// A profile takes as long as was asked for.
+		slow := func(h http.HandlerFunc) http.HandlerFunc {
+			return func(w http.ResponseWriter, r *http.Request) {
+				_ = http.NewResponseController(w).SetWriteDeadline(time.Now().Add(10 * time.Minute))
+				h(w, r)
+			}
+		}
+		mux.HandleFunc("GET /debug/pprof/", slow(pprof.Index))
+		mux.HandleFunc("GET /debug/pprof/cmdline", pprof.Cmdline)
+		mux.HandleFunc("GET /debug/pprof/profile", slow(pprof.Profile))
+		mux.HandleFunc("GET /debug/pprof/symbol", pprof.Symbol)
+		mux.HandleFunc("GET /debug/pprof/trace", slow(pprof.Trace))
+	}
+	return mux
+}
+
+func writeJSON(w http.ResponseWriter, code int, v any) {
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(code)
+	_ = json.NewEncoder(w).Encode(v)
+}
+
+// Document is the answer of /status.
+type Document struct {
+	State    string           `json:"state"` // capture.StateOK …: the worst of the channels'
+	Version  string           `json:"version"`
+	Started  time.Time        `json:"started"`
+	Time     time.Time        `json:"time"` // when this was so
+	Disk     *Disk            `json:"disk,omitempty"`
+	Requests *Requests        `json:"requests,omitempty"` // of the request server
+	Channels []capture.Status `json:"channels"`
+}
+
+// Disk is the room on the archive's disk.
+type Disk struct {
+	FreeBytes uint64 `json:"free_bytes"` // for this user
+	SizeBytes uint64 `json:"size_bytes"`
+}
+
+// Requests are the statistics of the request server.
+type Requests struct {
+	Received uint64            `json:"received"`
+	Answered uint64            `json:"answered"`
+	Cold     uint64            `json:"cold"` // of these, those that were read from the disk
+	Messages uint64            `json:"messages"`
+	Bytes    uint64            `json:"bytes"`
+	Pending  int               `json:"pending"` // that wait for the disk now
+	Clients  int               `json:"clients"` // that are remembered
+	Refused  map[string]uint64 `json:"refused"` // by reason
+}
+
+func requestsOf(st retransmit.Stats) *Requests {
+	r := &Requests{
+		Received: st.Requests, Answered: st.Answered, Cold: st.Cold, Messages: st.Messages, Bytes: st.Bytes,
+		Pending: st.Pending, Clients: st.Admit.Clients, Refused: map[string]uint64{},
+	}
+	for i, n := range st.Unanswered {
+		r.Refused[retransmit.Reason(i).String()] = n
+	}
+	return r
+}
+
+// document is the status, at most MaxAge old. Those who ask at the same time
+// share one.
+func (s *Server) document(ctx context.Context) (Document, error) {
+	ctx, cancel := context.WithTimeout(ctx, askTimeout)
+	defer cancel()
+	select {
+	case s.turn <- struct{}{}:
+		defer func() { <-s.turn }()
+	case <-ctx.Done():
+		return Document{}, ctx.Err()
+	}
+	if !s.at.IsZero() && time.Since(s.at) < MaxAge {
+		return s.last, nil
+	}
+	channels, err := s.cfg.Status(ctx)
+	if err != nil {
+		return Document{}, err
+	}
+	s.at = time.Now()
+	s.last = Document{
+		State: Worst(channels), Version: s.cfg.Version, Started: s.started.UTC(), Time: s.at.UTC(),
+		Disk: s.disk.usage(), Channels: channels,
+	}
+	if s.cfg.Requests != nil {
+		s.last.Requests = requestsOf(s.cfg.Requests())
+	}
+	return s.last, nil
+}
+
+// Worst is the state of a node with these channels: failed or degraded if one
+// is; ended if all are, or have stopped.
+func Worst(channels []capture.Status) string {
+	worst, most := capture.StateEnded, 0
+	for _, c := range channels {
+		if n := severity(c.State); n > most {
+			worst, most = c.State, n
+		}
+	}
+	return worst
+}
+
+func severity(state string) int {
+	switch state {
+	case capture.StateEnded, capture.StateStopped:
+		return 0
+	case capture.StateOK:
+		return 1
+	case capture.StateDegraded:
+		return 2
+	}
+	return 3
+}
+
+// The answers of /healthz.
+const (
+	healthOK       = "ok"
+	healthDegraded = "degraded" // some channel cannot store what it receives, or has failed
+	healthStopping = "stopping" // or an engine does not answer
+)
+
+// Health is the answer of /healthz: 200 where Status is ok, else 503.
+type Health struct {
+	Status   string          `json:"status"`
+	Error    string          `json:"error,omitempty"`
+	Channels []ChannelHealth `json:"channels,omitempty"` // those that are not well
+}
+
+// ChannelHealth is a channel that is not well.
+type ChannelHealth struct {
+	Channel string          `json:"channel"`
+	State   string          `json:"state"`
+	Error   string          `json:"error,omitempty"`
+	Storage capture.Storage `json:"storage"`
+}
+
+// healthz: the process does its work. Gaps and silent lines are no reason to
+// restart it; /status tells of them.
+func (s *Server) healthz(w http.ResponseWriter, r *http.Request) {
+	d, err := s.document(r.Context())
+	if err != nil {
+		writeJSON(w, http.StatusServiceUnavailable, Health{Status: healthStopping, Error: err.Error()})
+		return
+	}
+	h, code := Health{Status: healthOK}, http.StatusOK
+	for _, c := range d.Channels {
+		if c.Storage.Degraded() || c.State == capture.StateFailed {
+			h.Status, code = healthDegraded, http.StatusServiceUnavailable
+			h.Channels = append(h.Channels, ChannelHealth{c.Channel, c.State, c.Error, c.Storage})
+		}
+	}
+	writeJSON(w, code, h)
+}
+
+// Ready is the answer of /readyz: 200 where Ready, else 503.
+type Ready struct {
+	Ready   bool     `json:"ready"`
+	Reasons []string `json:"reasons,omitempty"` // why not
+}
+
+// readyz: the lines are joined, which an engine that answers vouches for, and
+// the archive is written.
+func (s *Server) readyz(w http.ResponseWriter, r *http.Request) {
+	var a Ready
+	d, err := s.document(r.Context())
+	if err != nil {
+		a.Reasons = append(a.Reasons, "not capturing: "+err.Error())
+	}
+	for _, c := range d.Channels {
+		if c.Storage.Degraded() {
+			a.Reasons = append(a.Reasons, "channel "+c.Channel+": the archive cannot be written: "+c.Storage.Error)
+		}
+		if c.State == capture.StateFailed {
+			a.Reasons = append(a.Reasons, "channel "+c.Channel+" has failed: "+c.Error)
+		}
+	}
+	code := http.StatusServiceUnavailable
+	if a.Ready = len(a.Reasons) == 0; a.Ready {
+		code = http.StatusOK
+	}
+	writeJSON(w, code, a)
+}
