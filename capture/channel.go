@@ -45,6 +45,7 @@ type Channel struct {
 	ask      chan func()   // run by the engine
 	ended    chan struct{} // the engine takes no more
 	cold     *cold
+	recovery recovery
 
 	stopped chan struct{} // final is here
 	final   Status
@@ -80,6 +81,8 @@ type session struct {
 	sink  SessionSink
 	first moldcast.Seq // what sink.Start was told, or was stored lowest
 	lag   lag
+	peers []peer         // for recovery streams, as in Config.Recovery
+	turn  int            // whose turn it is
 	reads sync.WaitGroup // comparisons and copies that read it
 }
 
@@ -100,9 +103,11 @@ func (c *Channel) Lines() []string {
 // closed well; a socket that failed for good.
 func (c *Channel) Run(ctx context.Context) (Status, error) {
 	c.cold.start(c)
+	c.startRecovery()
 	err := c.engine(ctx)
 	c.finishCopies()
 	close(c.ended)
+	c.stopRecovery()
 	c.readOut()
 	c.closeSockets()
 	for c.drain() {
@@ -215,9 +220,16 @@ func (c *Channel) engine(ctx context.Context) error {
 			c.rate.note(ratePoint{now, n.Packets, n.Messages, n.Bytes})
 		}
 		c.noteLag(now)
+		c.scan(now)
 		if busy {
+			bulk := c.recovery.bulk
+			if c.overloaded() {
+				bulk = nil
+			}
 			select {
 			case fn := <-c.ask:
+				fn()
+			case fn := <-bulk:
 				fn()
 			default:
 			}
@@ -233,6 +245,8 @@ func (c *Channel) engine(ctx context.Context) error {
 		case <-signal:
 		case <-timer.C:
 		case fn := <-c.ask:
+			fn()
+		case fn := <-c.recovery.bulk:
 			fn()
 		case <-ctx.Done():
 		}
@@ -256,7 +270,7 @@ func (c *Channel) noteLag(now moldcast.Instant) {
 
 // sleep is how long the engine may sleep if nothing arrives.
 func (c *Channel) sleep(now moldcast.Instant) time.Duration {
-	at := min(c.arb.Deadline(), c.nextLook)
+	at := min(c.arb.Deadline(), c.nextLook, c.recovery.nextScan)
 	if c.cfg.EndTimeout > 0 {
 		at = min(at, c.lastPacket+moldcast.Instant(c.cfg.EndTimeout))
 	}

@@ -1,9 +1,11 @@
 package capture
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"log/slog"
+	"net"
 	"net/netip"
 	"time"
 
@@ -44,6 +46,13 @@ type Config struct {
 	RerequestSource bool             // also ask the address that the stream comes from …
 	RerequestPort   uint16           // … at this port
 
+	// Recovery names the recovery streams of peers, host:port. A gap longer than
+	// RecoveryThreshold (default 10000) messages is fetched from one of them;
+	// without request servers, every gap is.
+	Recovery          []string
+	RecoveryThreshold uint64
+	DialRecovery      func(ctx context.Context, addr string) (net.Conn, error) // default TCP
+
 	ReorderWait  time.Duration // how long early messages stay in memory; default 2 ms; negative: not at all
 	ReorderBytes int64         // and how many bytes of them; default 64 MiB
 	NakRetry     time.Duration // least time before a request is repeated; default 2 ms
@@ -82,6 +91,15 @@ func (c *Config) EnsureDefaults() {
 	}
 	if c.RecvBuffer == 0 {
 		c.RecvBuffer = 32 << 20
+	}
+	if c.RecoveryThreshold == 0 {
+		c.RecoveryThreshold = 10_000
+	}
+	if c.DialRecovery == nil {
+		c.DialRecovery = dialPeer
+	}
+	if c.Start == arbiter.StartAuto && len(c.Recovery) > 0 {
+		c.Start = arbiter.Beginning
 	}
 	if c.Clock == nil {
 		c.Clock = mcast.NewClock()

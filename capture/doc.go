@@ -18,6 +18,10 @@
 // read by goroutines of their own, in bounded queues; what they find enters the
 // engine as events.
 //
+// Long gaps are fetched from the recovery streams of peers: one goroutine for
+// each connection, at most 4, whose messages enter the engine between the
+// packets of the lines (see recovery.go).
+//
 // The engine never waits for the disk: a Sink that is full refuses, and what
 // it refused stays a gap, to be repaired.
 package capture

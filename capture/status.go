@@ -26,6 +26,7 @@ type Status struct {
 	Wait             Seconds         `json:"wait_seconds"`   // how long packets that came early waited in memory
 	Repair           Seconds         `json:"repair_seconds"` // how long gaps that were recovered had been missing
 	Sockets          []SocketStatus  `json:"sockets"`
+	Recovering       []Recovering    `json:"recovering"` // ranges that recovery streams bring
 	arbiter.Counters                 // behind the lines': who looks for the last of a name finds the channel's
 	Storage          Storage         `json:"storage"`
 	Sessions         []SessionStatus `json:"sessions"`
@@ -160,6 +161,7 @@ func (c *Channel) status() Status {
 	st.Lines = lineStatus(st.Measured, c.Lines())
 	c.heard(st.Lines)
 	st.Rate = c.rate.value(ratePoint{c.clock.Now(), st.Packets, st.Messages, st.Bytes})
+	st.Recovering = c.recovering()
 	st.Wait, st.Repair = secondsOf(&st.Measured.Wait), secondsOf(&st.Measured.Repair)
 	c.mu.Lock()
 	st.Sessions = append(make([]SessionStatus, 0, len(c.mu.recent)+4), c.mu.recent...)

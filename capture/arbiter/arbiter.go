@@ -267,6 +267,13 @@ func (a *Arbiter) data(now moldcast.Instant, stamp moldcast.Stamp, line int, s *
 // take stores a piece that is not held, or lets it wait for its predecessor.
 // line is AnswerLine for answers.
 func (a *Arbiter) take(now moldcast.Instant, line int, s *Session, r moldcast.Range, v gap.Verdict, p moldcast.Piece) {
+	if !a.try(now, line, s, r, v, p) {
+		a.drop(now, line, s, r)
+	}
+}
+
+// try is take, without the drop: false, there is no room.
+func (a *Arbiter) try(now moldcast.Instant, line int, s *Session, r moldcast.Range, v gap.Verdict, p moldcast.Piece) bool {
 	head := s.m.Head()
 	quiet := len(s.wait.bySeq) == 0
 	direct := v == gap.InOrder && quiet || s.predecessorStored(r.First)
@@ -274,20 +281,17 @@ func (a *Arbiter) take(now moldcast.Instant, line int, s *Session, r moldcast.Ra
 		// What extends something held needs no room in the gap table: Accept
 		// cannot refuse it.
 		if !a.out.Append(s, p) {
-			a.drop(now, line, s, r)
-			return
+			return false
 		}
 	} else if !a.room(now, len(p.Msgs.Framed())+WaitOverhead) {
-		a.drop(now, line, s, r)
-		return
+		return false
 	}
 	var recovered uint64
 	if !quiet {
 		recovered = s.m.Stats().MessagesRecovered
 	}
 	if !s.m.Accept(now, line, r) {
-		a.drop(now, line, s, r)
-		return
+		return false
 	}
 	a.accepted(s, line, v, r.Len())
 	s.high = max(s.high, r.Next)
@@ -312,7 +316,7 @@ func (a *Arbiter) take(now moldcast.Instant, line int, s *Session, r moldcast.Ra
 		if !quiet {
 			a.follow(now, s, r.Next, s.m.Stats().MessagesRecovered == recovered)
 		}
-		return
+		return true
 	}
 	e := a.pool.get(p.Msgs.Framed())
 	e.Piece = p
@@ -325,6 +329,7 @@ func (a *Arbiter) take(now moldcast.Instant, line int, s *Session, r moldcast.Ra
 	if s.givenUp(r.First - 1) {
 		a.behind(now, s, r.First)
 	}
+	return true
 }
 
 // accepted counts n messages that are held from now on.

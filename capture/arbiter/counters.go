@@ -13,7 +13,7 @@ import "github.com/moldtape/moldtape/moldcast/gap"
 // Messages, Duplicates, Conflicts, QueueDropped, Unasked, or is one of
 // Arbiter.Waiting's:
 //
-//	Σ messages of Packets + Retaken + Copied = Messages + Duplicates + Conflicts + QueueDropped + Unasked + waiting now
+//	Σ messages of Packets + Streamed + Retaken + Copied = Messages + Duplicates + Conflicts + QueueDropped + Unasked + waiting now
 //
 // Of what is stored or waits, each came with one verdict; what the store still
 // refused of a take that ended, which is in QueueDropped, had one too:
@@ -37,6 +37,7 @@ type Counters struct {
 	Conflicts         uint64 `json:"conflicts"`          // messages already held with other bytes, and new ones of the same packet; dropped
 	WrongSession      uint64 `json:"wrong_session"`      // datagrams of a session that is not recorded, or never asked for
 	NaksSent          uint64 `json:"naks_sent"`          // requests handed out by Poll
+	Streamed          uint64 `json:"messages_streamed"`  // messages that recovery streams brought, held already or not
 
 	InOrder uint64 `json:"-"` // messages that continued what was held
 	Early   uint64 `json:"-"` // messages beyond something missing
@@ -68,6 +69,7 @@ func (c *Counters) Add(o Counters) {
 	c.Conflicts += o.Conflicts
 	c.WrongSession += o.WrongSession
 	c.NaksSent += o.NaksSent
+	c.Streamed += o.Streamed
 	c.InOrder += o.InOrder
 	c.Early += o.Early
 	c.Filled += o.Filled

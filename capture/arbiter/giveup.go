@@ -57,16 +57,24 @@ func (a *Arbiter) forgotten(now moldcast.Instant, stamp moldcast.Stamp, line int
 		switch {
 		case held:
 			a.c.Duplicates += sub.Len()
-		case a.out.Append(s, p):
-			s.m.Accept(now, line, sub)
-			s.missing.fill(sub, stamp, stamp)
-			a.accepted(s, line, gap.Stale, sub.Len())
-			a.remember(s, sub.First, part)
-			a.stored(p)
-		default:
+		case !a.recall(now, line, s, p):
 			a.c.QueueDropped += sub.Len()
 		}
 	}
+}
+
+// recall stores what was forgotten, and is not held. False: the store refused.
+func (a *Arbiter) recall(now moldcast.Instant, line int, s *Session, p moldcast.Piece) bool {
+	if !a.out.Append(s, p) {
+		return false
+	}
+	r := p.Range()
+	s.m.Accept(now, line, r)
+	s.missing.fill(r, p.Time, p.Time)
+	a.accepted(s, line, gap.Stale, r.Len())
+	a.remember(s, p.First, p.Msgs)
+	a.stored(p)
+	return true
 }
 
 // claim takes note of where a packet of a line ends. What heartbeats or ends

@@ -362,7 +362,31 @@ func TestMessagesAreConserved(t *testing.T) {
 		)
 		for range rapid.IntRange(1, 80).Draw(t, "steps") {
 			now += moldcast.Instant(rapid.SampledFrom([]int64{0, 1000, 1e6, 5e6, 1e9, 4e12}).Draw(t, "pause"))
-			switch rapid.IntRange(0, 9).Draw(t, "what") {
+			switch rapid.IntRange(0, 11).Draw(t, "what") {
+			case 10, 11:
+				if len(a.Sessions()) == 0 {
+					break
+				}
+				s := a.Sessions()[rapid.IntRange(0, len(a.Sessions())-1).Draw(t, "session")]
+				if rapid.Bool().Draw(t, "reserve") {
+					s.Reserve(now, moldcast.Range{First: s.First(), Next: s.Head()})
+				} else {
+					s.Release(now, moldcast.Range{First: s.First(), Next: s.Head()})
+				}
+				var framed []byte
+				for i := range 20 {
+					framed = moldcast.AppendMessage(framed, []byte{byte(i % 2)})
+				}
+				before, head := a.Counters(), s.Head()
+				from := max(1, s.Next()-moldcast.Seq(rapid.IntRange(0, 5).Draw(t, "back")))
+				out := a.OfferStream(now, epoch+moldcast.Stamp(now), s, from, moldcast.MessagesOf(framed, 20))
+				c := a.Counters()
+				if out.Gone || s.Head() != head || out.Taken < 20 && out.Conflicts == 0 && !rec.busy(moldcast.Piece{}) && before.Messages+1 < c.Messages {
+					t.Fatalf("%+v, head %d, was %d", out, s.Head(), head)
+				}
+				if out.Conflicts != c.Conflicts-before.Conflicts || c.QueueDropped != before.QueueDropped {
+					t.Fatalf("%+v: %+v, before %+v", out, c, before)
+				}
 			case 0:
 				rec.busy = func(moldcast.Piece) bool { return true }
 			case 1:
@@ -406,7 +430,7 @@ func TestMessagesAreConserved(t *testing.T) {
 			checkLaws(t, a, offered)
 			c := a.Counters()
 			waits, _ := a.Waiting()
-			sum := c.Messages + c.Duplicates + c.Conflicts + c.QueueDropped + c.Unasked + waits - c.Retaken - c.Copied
+			sum := c.Messages + c.Duplicates + c.Conflicts + c.QueueDropped + c.Unasked + waits - c.Retaken - c.Copied - c.Streamed
 			if sum > messages || c.Malformed+c.Implausible+c.WrongSession+uint64(a.HeldPackets()) == 0 && sum != messages {
 				t.Fatalf("%d messages offered, %d accounted for: %+v, %d wait", messages, sum, c, waits)
 			}

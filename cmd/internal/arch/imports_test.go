@@ -22,7 +22,7 @@ var allowed = map[string][]string{
 	"moldcast/gap":     {"moldcast/hist"},
 	"moldcast/mcast":   {"moldcast", "moldcast/gap"},
 	"moldcast/soup":    {"moldcast", "moldcast/gap"},
-	"capture":          {"moldcast", "moldcast/gap", "moldcast/hist", "moldcast/mcast", "capture/arbiter"},
+	"capture":          {"moldcast", "moldcast/gap", "moldcast/hist", "moldcast/mcast", "moldcast/soup", "capture/arbiter"},
 	"capture/arbiter":  {"moldcast", "moldcast/gap", "moldcast/hist"},
 	"capture/capfile":  {"moldcast"},
 	"store":            {"moldcast", "moldcast/gap", "store/block"},

@@ -61,6 +61,7 @@ func (n *Node) Capture() ([]capture.Config, []Problem) {
 			Stall:    c.OnLoss == "stall",
 			UntilEnd: n.UntilEnd, EndTimeout: n.EndTimeout,
 			RingSlots: int(c.RingBytes / slotBytes),
+			Recovery:  c.Recovery, RecoveryThreshold: uint64(c.Threshold),
 		}
 		if c.ReorderWait == 0 {
 			cfg.ReorderWait = -1 // an explicit 0 is "do not wait"

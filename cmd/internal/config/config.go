@@ -54,7 +54,9 @@ type Channel struct {
 
 	Rerequest        []string // HOST:PORT, or source
 	RerequestPort    int
-	RetransmitListen string // of this channel alone, as the next; only in a file
+	Recovery         []string // recovery streams of peers, HOST:PORT
+	Threshold        int      // of recovery
+	RetransmitListen string   // of this channel alone, as the next; only in a file
 	RecoveryListen   string
 
 	ReorderWait  time.Duration
@@ -64,7 +66,7 @@ type Channel struct {
 	NakRate      int
 	NakBudget    time.Duration
 	OnLoss       string
-	Start        string // "": beginning where there is a request server, else live
+	Start        string // "": beginning where there is a request server or a recovery peer, else live
 }
 
 // Default is a node of no channel.
@@ -82,7 +84,7 @@ func DefaultChannel() Channel {
 		Name:        "default",
 		ReorderWait: 2 * time.Millisecond, ReorderBytes: Unset, RingBytes: Unset,
 		NakRetry: 2 * time.Millisecond, NakRate: 1000, NakBudget: 10 * time.Second,
-		OnLoss: "record",
+		Threshold: 10_000, OnLoss: "record",
 	}
 }
 
@@ -133,6 +135,8 @@ func (c *Channel) Fields() []Field {
 		{"sessions", "session", "record only this session `NAME` (repeat; default all)", texts{&c.Sessions}},
 		{"rerequest", "rerequest", "request server `HOST:PORT`, or source with --rerequest-port (repeat)", texts{&c.Rerequest}},
 		{"rerequest_port", "rerequest-port", "`PORT` of --rerequest source", integer{&c.RerequestPort}},
+		{"recovery", "recovery", "recovery stream of a peer, `HOST:PORT` (repeat): long gaps are fetched from it", texts{&c.Recovery}},
+		{"recovery_threshold", "recovery-threshold", "fetch gaps of more than `N` messages from --recovery; without a request server every gap is", integer{&c.Threshold}},
 		{"retransmit_listen", "", "", text{&c.RetransmitListen}},
 		{"recovery_listen", "", "", text{&c.RecoveryListen}},
 		{"reorder_wait", "reorder-wait", "how long an early message waits in memory for its predecessor: so much later than --sync it is durable; no longer than --nak-budget", Duration{&c.ReorderWait}},
@@ -142,7 +146,7 @@ func (c *Channel) Fields() []Field {
 		{"nak_rate", "nak-rate", "most requests a second, for each session, `N`: what the servers bear", integer{&c.NakRate}},
 		{"nak_budget", "nak-budget", "how long a gap is asked for before it is recorded as a hole", Duration{&c.NakBudget}},
 		{"on_loss", "on-loss", "`record|stall`: after the budget the hole is on record, or never given up", text{&c.OnLoss}},
-		{"start", "start", "where a new session begins, `beginning|live` (default beginning where there is a request server, else live)", text{&c.Start}},
+		{"start", "start", "where a new session begins, `beginning|live` (default beginning where there is a request server or a recovery peer, else live)", text{&c.Start}},
 	}
 }
 

@@ -207,6 +207,14 @@ func (c *Channel) validate(at string, ps *problems) {
 	case !fromSource && c.RerequestPort != 0:
 		ps.add(at+".rerequest_port", " goes with {rerequest} source")
 	}
+	for i, s := range c.Recovery {
+		if err := peerAddr(s); err != nil {
+			ps.add(fmt.Sprintf("%s.recovery[%d]", at, i), " %v", err)
+		}
+	}
+	if c.Threshold < 1 {
+		ps.add(at+".recovery_threshold", " %d: want at least 1 message", c.Threshold)
+	}
 	if c.ReorderBytes < arbiter.MinReorderBytes {
 		ps.add(at+".reorder_bytes", " %d: want at least %d", c.ReorderBytes, arbiter.MinReorderBytes)
 	}
@@ -310,6 +318,18 @@ func serverAddr(s string) error {
 	a, err := netip.ParseAddrPort(s)
 	if i := strings.LastIndexByte(s, ':'); i == 0 || s[i+1:] == "0" || err == nil && !a.Addr().Unmap().Is4() {
 		return fmt.Errorf("%q: want the host:port of a server, IPv4", s)
+	}
+	return nil
+}
+
+// peerAddr checks a host:port that can be connected to; the name is looked up
+// each time.
+func peerAddr(s string) error {
+	if err := HostPort(s); err != nil {
+		return err
+	}
+	if strings.HasPrefix(s, ":") || strings.HasSuffix(s, ":0") {
+		return fmt.Errorf("%q: want the host:port of a peer", s)
 	}
 	return nil
 }

@@ -143,7 +143,7 @@ next:
 
 // contract is every counter that the command line's reference names.
 const contract = `packets messages bytes duplicates out_of_order gaps_opened gaps_recovered messages_recovered messages_lost stale
-	queue_dropped kernel_dropped malformed implausible conflicts wrong_session naks_sent`
+	queue_dropped kernel_dropped malformed implausible conflicts wrong_session naks_sent messages_streamed`
 
 // TestMetrics: Prometheus' own parser reads them, its linter has nothing to
 // say, and they say the same as /status.
