@@ -156,7 +156,7 @@ func verdicts(c *arbiter.Counters) Verdicts {
 
 // status is the snapshot. Owner: the engine.
 func (c *Channel) status() Status {
-	st := Status{Channel: c.cfg.Channel, Counters: c.arb.Counters(), Measured: c.arb.LineStats()}
+	st := Status{Channel: c.cfg.Channel, Counters: c.arb.Counters(), Measured: c.arb.LineStats(c.clock.Now())}
 	st.Verdicts = verdicts(&st.Counters) // before datagrams are added that never came this far
 	st.Lines = lineStatus(st.Measured, c.Lines())
 	c.heard(st.Lines)

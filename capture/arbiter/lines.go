@@ -141,13 +141,17 @@ func (l *lineState) lose(n int) {
 
 // expire gives up what was passed long ago.
 func (l *lineState) expire(now moldcast.Instant) {
-	n := 0
+	if n := l.expired(now); n > 0 {
+		l.lose(n)
+	}
+}
+
+// expired is how many ranges, from the lowest on, were passed long ago.
+func (l *lineState) expired(now moldcast.Instant) (n int) {
 	for n < len(l.passed) && now-l.passed[n].at >= moldcast.Instant(LossWait) {
 		n++
 	}
-	if n > 0 {
-		l.lose(n)
-	}
+	return n
 }
 
 // disorder takes r, which begins below l.next.
@@ -251,12 +255,17 @@ func (s *Session) race(stamp moldcast.Stamp, line int, next moldcast.Seq) {
 	later.Skew.Add(int64(d))
 }
 
-// line is what line i brought.
-func (s *Session) line(i int, to *LineStats) {
+// line adds what line i brought by now.
+func (s *Session) line(now moldcast.Instant, i int, to *LineStats) {
 	l := &s.lines[i]
 	to.Merge(&l.LineStats)
-	for _, p := range l.passed {
-		to.Missing += p.Len()
+	lost := l.expired(now)
+	for i, p := range l.passed {
+		if i < lost {
+			to.Lost += p.Len()
+		} else {
+			to.Missing += p.Len()
+		}
 	}
 	if s.ended && l.next != 0 && l.next < s.end {
 		to.Lost += uint64(s.end - l.next)
@@ -271,26 +280,26 @@ type SessionStats struct {
 }
 
 // addStats adds those of s to st.
-func (s *Session) addStats(st *SessionStats) {
+func (s *Session) addStats(now moldcast.Instant, st *SessionStats) {
 	for i := range s.lines {
-		s.line(i, &st.Lines[i])
+		s.line(now, i, &st.Lines[i])
 	}
 	st.Wait.Merge(&s.waited)
 	st.Repair.Merge(s.m.RepairTime())
 }
 
-// LineStats is a copy of what is measured of s.
-func (s *Session) LineStats() *SessionStats {
+// LineStats is a copy of what is measured of s by now.
+func (s *Session) LineStats(now moldcast.Instant) *SessionStats {
 	st := &SessionStats{Lines: make([]LineStats, len(s.lines))}
-	s.addStats(st)
+	s.addStats(now, st)
 	return st
 }
 
-// LineStats is a copy of what was measured of all sessions so far.
-func (a *Arbiter) LineStats() *SessionStats {
+// LineStats is a copy of what was measured of all sessions by now.
+func (a *Arbiter) LineStats(now moldcast.Instant) *SessionStats {
 	st := &SessionStats{Lines: slices.Clone(a.gone.Lines), Wait: a.gone.Wait, Repair: a.gone.Repair}
 	for _, s := range a.order {
-		s.addStats(st)
+		s.addStats(now, st)
 	}
 	return st
 }
@@ -309,7 +318,7 @@ func (a *Arbiter) Heard(line int) (now moldcast.Instant, stamp moldcast.Stamp, e
 }
 
 // fold takes up what a session counted that ends.
-func (a *Arbiter) fold(s *Session) {
+func (a *Arbiter) fold(now moldcast.Instant, s *Session) {
 	a.c.addGaps(s.m.Stats())
-	s.addStats(&a.gone)
+	s.addStats(now, &a.gone)
 }

@@ -70,7 +70,7 @@ func TestLineLoss(t *testing.T) {
 			}
 			s.account(now, epoch, 0, p)
 			var st LineStats
-			s.line(0, &st)
+			s.line(now, 0, &st)
 			if st.Messages != messages || st.Repeated != repeated || st.Lost != lost || st.Missing != uint64(len(passed)) || st.Disorder.Count() != late {
 				t.Fatalf("after %v: %d messages, %d repeated, %d lost, %d missing, %d late; want %d %d %d %d %d; %v",
 					r, st.Messages, st.Repeated, st.Lost, st.Missing, st.Disorder.Count(), messages, repeated, lost, len(passed), late, l.passed)
@@ -95,7 +95,7 @@ func TestLineTableIsBounded(t *testing.T) {
 		}
 	}
 	var st LineStats
-	s.line(0, &st)
+	s.line(0, 0, &st)
 	if st.Lost+st.Missing != packets-1 || st.Missing > maxPassed || st.Missing < maxPassed/2 {
 		t.Fatalf("%d lost, %d missing", st.Lost, st.Missing)
 	}
@@ -135,7 +135,7 @@ func TestSkew(t *testing.T) {
 		a.Offer(now, at(t0+late-1), 1, sender, bodies(s.name, moldcast.Range{First: q, Next: q + 4}))
 		a.Offer(now, at(t0+late), 1, sender, bodies(s.name, moldcast.Range{First: q + 4, Next: q + 10}))
 	}
-	st := a.LineStats()
+	st := a.LineStats(a.now)
 	A, B := &st.Lines[0], &st.Lines[1]
 	// The 50 packets that B cut in two were compared twice: the first ends
 	// within A's.
@@ -157,11 +157,11 @@ func TestSkew(t *testing.T) {
 	}
 	a.Offer(now, at(200_000), 1, sender, bodies(s.name, moldcast.Range{First: 1001, Next: 1101}))
 	a.Offer(now, at(60_000_000), 1, sender, bodies(s.name, moldcast.Range{First: 1001 + maxArrivals, Next: 1102 + maxArrivals}))
-	if st := a.LineStats(); st.Lines[1].Compared != before {
+	if st := a.LineStats(a.now); st.Lines[1].Compared != before {
 		t.Fatalf("compared %d times", st.Lines[1].Compared-before)
 	}
 	a.Offer(now, at(200_001), 1, sender, bodies(s.name, moldcast.Range{First: 1102 + maxArrivals, Next: 1103 + maxArrivals}))
-	if st := a.LineStats(); st.Lines[1].Compared != before+1 {
+	if st := a.LineStats(a.now); st.Lines[1].Compared != before+1 {
 		t.Fatalf("compared %d times", st.Lines[1].Compared-before)
 	}
 }
@@ -181,7 +181,7 @@ func TestTimes(t *testing.T) {
 	a.Poll(ms(32)) // an island
 	a.Poll(ms(40)) // settled
 	offer(50, 1, moldcast.Range{First: 7, Next: 11})
-	st := a.LineStats()
+	st := a.LineStats(a.now)
 	if w := &st.Wait; w.Count() != 2 || w.Max() != int64(ms(2)) || w.Sum() != uint64(ms(3)) {
 		t.Errorf("%d packets waited, %v at most", w.Count(), time.Duration(w.Max()))
 	}
@@ -197,11 +197,14 @@ func TestTimes(t *testing.T) {
 	end := moldcast.AppendHeader(nil, s.name, 13, moldcast.EndCount)
 	a.Offer(ms(60), epoch+1, 0, sender, end)
 	a.Poll(ms(60))
-	was := a.LineStats()
+	if was := a.LineStats(ms(60)); was.Lines[0].Missing != 4 || was.Lines[0].Lost != 0 {
+		t.Errorf("A misses %d", was.Lines[0].Missing)
+	}
+	was := a.LineStats(ms(3_600_000))
 	a.Poll(ms(3_600_000))
-	if st := a.LineStats(); len(a.Sessions()) != 0 || st.Lines[1].Lost != 2 || st.Lines[0].Missing != 4 ||
+	if st := a.LineStats(a.now); len(a.Sessions()) != 0 || st.Lines[1].Lost != 2 || st.Lines[0].Lost != 4 ||
 		st.Lines[0] != was.Lines[0] || st.Lines[1] != was.Lines[1] || st.Repair != was.Repair || st.Wait != was.Wait {
-		t.Errorf("B lost %d, A misses %d; %d sessions", st.Lines[1].Lost, st.Lines[0].Missing, len(a.Sessions()))
+		t.Errorf("B lost %d, A %d; %d sessions", st.Lines[1].Lost, st.Lines[0].Lost, len(a.Sessions()))
 	}
 	if now, stamp, ever := a.Heard(0); now != ms(60) || stamp != epoch+1 || !ever {
 		t.Errorf("A heard at %v, %v", now, stamp)
@@ -211,7 +214,7 @@ func TestTimes(t *testing.T) {
 // checkLineLaws holds of any arbiter at any time.
 func checkLineLaws(t tester, a *Arbiter) {
 	c := a.Counters()
-	st := a.LineStats()
+	st := a.LineStats(a.now)
 	waits, _ := a.Waiting()
 	if held := c.InOrder + c.Early + c.Filled + c.Stale; held < c.Messages+waits || held > c.Messages+waits+c.QueueDropped {
 		t.Fatalf("%d messages with a verdict, %d stored, %d wait, %d dropped", held, c.Messages, waits, c.QueueDropped)

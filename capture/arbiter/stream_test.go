@@ -100,7 +100,7 @@ func TestStreamThatLies(t *testing.T) {
 		t.Errorf("%+v, %+v, %d..%d", out, c, s.First(), s.Head())
 	}
 	checkLaws(t, a, c.Packets)
-	a.close(s)
+	a.close(a.now, s)
 	if out := a.OfferStream(now, epoch, s, 5, framed(name, moldcast.Range{First: 5, Next: 50}, false)); !out.Gone {
 		t.Errorf("%+v of a session that is closed", out)
 	}

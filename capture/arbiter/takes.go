@@ -558,7 +558,7 @@ func (a *Arbiter) fork(k kept, s *Session, t *track, f Fork, p moldcast.Packet) 
 		a.reveal(k.now, t.line, n, copied.Bounds().Next)
 		a.out.Copy(s, n, slices.Clone(copied.Ranges()))
 	}
-	a.fold(s)
+	a.fold(k.now, s)
 	a.out.Close(s)
 	a.admit(k, t.line, t.src, n, p)
 	for _, w := range waiting {

@@ -218,7 +218,7 @@ func (a *Arbiter) refused(p moldcast.Packet) {
 // the name.
 func (a *Arbiter) mayOpen(now moldcast.Instant, name moldcast.Session) bool {
 	l := &a.cfg.Limits
-	if len(a.order)+len(a.failing) >= l.Sessions && !a.evict() {
+	if len(a.order)+len(a.failing) >= l.Sessions && !a.evict(now) {
 		return false
 	}
 	if a.named[name] {
@@ -297,7 +297,7 @@ func (a *Arbiter) open(now moldcast.Instant, name moldcast.Session, start moldca
 }
 
 // evict forgets the ended session that was silent longest, if any ended.
-func (a *Arbiter) evict() bool {
+func (a *Arbiter) evict(now moldcast.Instant) bool {
 	var oldest *Session
 	for _, s := range a.order {
 		if s.ended && len(s.wait.bySeq) == 0 && s.parked == 0 && (oldest == nil || s.heard < oldest.heard) {
@@ -307,7 +307,7 @@ func (a *Arbiter) evict() bool {
 	if oldest == nil {
 		return false
 	}
-	a.close(oldest)
+	a.close(now, oldest)
 	return true
 }
 
@@ -316,15 +316,15 @@ func (a *Arbiter) forget(now moldcast.Instant) {
 	for i := 0; i < len(a.order); {
 		s := a.order[i]
 		if s.ended && len(s.wait.bySeq) == 0 && s.parked == 0 && now-s.heard >= moldcast.Instant(a.cfg.Limits.Grace) {
-			a.close(s)
+			a.close(now, s)
 			continue
 		}
 		i++
 	}
 }
 
-func (a *Arbiter) close(s *Session) {
-	a.fold(s)
+func (a *Arbiter) close(now moldcast.Instant, s *Session) {
+	a.fold(now, s)
 	delete(a.sessions, s.name)
 	a.order = slices.DeleteFunc(a.order, func(o *Session) bool { return o == s })
 	if a.last == s {

@@ -721,7 +721,7 @@ type Gap struct {
 	Background bool    // from before this run, or below its start
 	InFlight   bool    // a request for it is unanswered
 	Tries      int     // requests since the last answer for it
-	NextTry    Instant // when it is asked for (again) unless it comes first; Never: with no server, or Reserved
+	NextTry    Instant // when it is asked for (again) unless it comes first; Never: with no server, or while it is reserved, or Reserved
 	Reserved   bool    // on its way by other means
 }
 

@@ -9,6 +9,7 @@ var commands = []func(*env) *cobra.Command{
 	newListenCmd,
 	newCaptureCmd,
 	newConfigCmd,
+	newStatusCmd,
 	newRetransmitCmd,
 	newReplayCmd,
 	newImportCmd,

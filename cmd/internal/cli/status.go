@@ -1,0 +1,240 @@
+package cli
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"strings"
+	"time"
+
+	"github.com/dustin/go-humanize"
+	"github.com/spf13/cobra"
+
+	"github.com/moldtape/moldtape/capture"
+	"github.com/moldtape/moldtape/cmd/internal/httpd"
+	"github.com/moldtape/moldtape/store"
+)
+
+const (
+	statusTimeout = 10 * time.Second
+	maxStatus     = 64 << 20 // bytes of a document
+
+	// A gap that is younger is no failure: it is being repaired.
+	gapPatience = time.Second
+)
+
+func newStatusCmd(e *env) *cobra.Command {
+	var addr string
+	c := &cobra.Command{
+		Use:   "status ADDR",
+		Short: "Show how a running node does",
+		Long: `Show how the node whose --http ADDR (host:port) is given does.
+
+Exit 0: every channel is ok, or has ended. Exit 1: one is degraded, which is
+said with its reasons, or the node cannot be reached, or does not answer. A gap
+younger than a second is shown, and no failure: it is being repaired.
+
+next is one past what is held without a hole, durable the same of what is
+synced, head one past the highest held. Of lines, FIRST is how many of the
+packets compared with another line's came first, SKEW how much later the others
+came (half of them, 99 %, the latest).`,
+		Example: "  moldtape status 127.0.0.1:26480",
+		Args: func(c *cobra.Command, args []string) error {
+			switch {
+			case len(args) == 1 && addr == "":
+				addr = args[0]
+			case len(args) > 0 || addr == "":
+				return usagef("status: want one ADDR, the host:port of a node's --http, like 127.0.0.1:26480")
+			}
+			return parseHostPort("status", addr)
+		},
+		RunE: func(c *cobra.Command, _ []string) error { return e.status(c.Context(), addr) },
+	}
+	c.Flags().StringVar(&addr, "http", "", "the `ADDR`, instead of the argument")
+	e.addJSON(c, "the node's own document on stdout, as its /status has it")
+	return c
+}
+
+func (e *env) status(ctx context.Context, addr string) error {
+	body, err := fetchStatus(ctx, addr)
+	if err != nil {
+		if ctx.Err() != nil {
+			return errInterrupted
+		}
+		return faultf("%s: %w", addr, err)
+	}
+	var d httpd.Document
+	if err := json.Unmarshal(body, &d); err != nil || d.State == "" {
+		return faultf("%s: what answers there is no moldtape node", addr)
+	}
+	if e.json {
+		if _, err := e.stdout.Write(body); err != nil {
+			return err
+		}
+	} else if err := e.printStatus(d); err != nil {
+		return err
+	}
+	if bad := failing(d); len(bad) > 0 {
+		return faultf("%s: degraded: %s", addr, strings.Join(bad, "; "))
+	}
+	return nil
+}
+
+// failing names what is wrong with channels, but gaps that may just be being
+// repaired.
+func failing(d httpd.Document) (bad []string) {
+	for _, c := range d.Channels {
+		var why []string
+		for _, r := range c.Reasons {
+			if r.Reason != capture.ReasonGap || d.Time.Sub(r.Since) >= gapPatience {
+				why = append(why, r.Reason)
+			}
+		}
+		if len(why) > 0 {
+			bad = append(bad, c.Channel+" ("+strings.Join(why, ", ")+")")
+		}
+	}
+	return bad
+}
+
+// fetchStatus asks a node.
+func fetchStatus(ctx context.Context, addr string) ([]byte, error) {
+	client := http.Client{
+		Timeout:       statusTimeout,
+		Transport:     &http.Transport{DisableKeepAlives: true}, // and no proxy
+		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
+	}
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+addr+"/status", nil)
+	if err != nil {
+		return nil, err
+	}
+	resp, err := client.Do(req)
+	if err != nil {
+		var ue interface{ Unwrap() error }
+		if errors.As(err, &ue) && ue.Unwrap() != nil {
+			err = ue.Unwrap() // without the address once more
+		}
+		return nil, fmt.Errorf("no answer: %w", err)
+	}
+	defer resp.Body.Close()
+	body, err := io.ReadAll(io.LimitReader(resp.Body, maxStatus))
+	switch {
+	case err != nil:
+		return nil, fmt.Errorf("no whole answer: %w", err)
+	case resp.StatusCode == http.StatusServiceUnavailable:
+		return nil, fmt.Errorf("the node does not capture: %.200s", strings.TrimSpace(string(body)))
+	case resp.StatusCode != http.StatusOK:
+		return nil, fmt.Errorf("what answers there is no moldtape node: %s", resp.Status)
+	}
+	return body, nil
+}
+
+func (e *env) printStatus(d httpd.Document) error {
+	t := table(e.stdout)
+	row(t, "CHANNEL", "STATE", "SESSION", "HEAD", "NEXT", "DURABLE", "HOLES", "LAG", "MSGS/S", "LOST")
+	for i := range d.Channels {
+		c := &d.Channels[i]
+		list := shownSessions(c.Sessions)
+		if len(list) == 0 {
+			row(t, c.Channel, c.State, "-", "-", "-", "-", "-", "-", perSecond(c.Rate.Messages), humanize.Comma(int64(c.MessagesLost)))
+		}
+		for k, s := range list {
+			name, state, rate, lost := c.Channel, c.State, perSecond(c.Rate.Messages), humanize.Comma(int64(c.MessagesLost))
+			if k > 0 {
+				name, state, rate, lost = "", "", "", ""
+			}
+			ref := store.Ref{Channel: c.Channel, Session: s.Session, Take: s.Take}
+			row(t, name, state, strings.TrimPrefix(ref.String(), c.Channel+"/"), s.HeadSeq, s.NextSeq, s.DurableSeq, s.Holes, secondsText(s.LagSeconds), rate, lost)
+		}
+	}
+	if err := t.Flush(); err != nil {
+		return err
+	}
+	fmt.Fprintln(e.stdout)
+	t = table(e.stdout)
+	row(t, "CHANNEL", "LINE", "ADDRESS", "STATE", "PACKETS", "MESSAGES", "LOST", "FIRST", "SKEW 50%", "99%", "MAX", "DISORDER MAX")
+	for i := range d.Channels {
+		c := &d.Channels[i]
+		for _, l := range c.Lines {
+			first := "-"
+			if l.Compared > 0 {
+				first = fmt.Sprintf("%.1f%%", 100*float64(l.First)/float64(l.Compared))
+			}
+			skew := []any{"-", "-", "-"}
+			if l.Skew.Count > 0 {
+				skew = []any{secondsText(l.Skew.P50), secondsText(l.Skew.P99), secondsText(l.Skew.Max)}
+			}
+			row(t, append(append([]any{c.Channel, l.Line, l.Addr, l.State, humanize.Comma(int64(l.Packets)), humanize.Comma(int64(l.Messages)),
+				lossText(l), first}, skew...), l.Disorder.Max)...)
+		}
+	}
+	if err := t.Flush(); err != nil {
+		return err
+	}
+	for i := range d.Channels {
+		c := &d.Channels[i]
+		for _, r := range c.Reasons {
+			fmt.Fprintf(e.stdout, "\n%s: %s since %s: %s", c.Channel, r.Reason, shortTime(&r.Since), r.Text)
+		}
+		if c.Open != nil {
+			e.printOpen(c.Open)
+		}
+		if c.Storage.Advice != "" {
+			fmt.Fprintf(e.stdout, "; %s", c.Storage.Advice)
+		}
+		if len(c.Reasons) > 0 {
+			fmt.Fprintln(e.stdout)
+		}
+	}
+	return nil
+}
+
+func (e *env) printOpen(o *capture.OpenGaps) {
+	if o.NextTry != nil {
+		fmt.Fprintf(e.stdout, "; next try %s", shortTime(o.NextTry))
+	}
+	for _, g := range o.Ranges {
+		fmt.Fprintf(e.stdout, "\n  %s@%d %d..%d, tried %s", g.Session, g.Take, g.FirstSeq, g.LastSeq, count(uint64(g.Tries), "time"))
+	}
+	if n := o.Gaps - len(o.Ranges); n > 0 {
+		fmt.Fprintf(e.stdout, "\n  … and %d more", n)
+	}
+}
+
+// shownSessions are those that are open, or else the one closed last.
+func shownSessions(all []capture.SessionStatus) (out []capture.SessionStatus) {
+	for _, s := range all {
+		if s.Timing != nil {
+			out = append(out, s)
+		}
+	}
+	if n := len(all); len(out) == 0 && n > 0 {
+		return all[n-1:]
+	}
+	return out
+}
+
+// lossText is what a line did not bring, and how much of what it should have.
+func lossText(l capture.LineStatus) string {
+	s := humanize.Comma(int64(l.Lost))
+	if due := l.Messages - l.Repeated + l.Lost; l.Lost > 0 && due > 0 {
+		s += fmt.Sprintf(" (%.3g%%)", 100*float64(l.Lost)/float64(due))
+	}
+	return s
+}
+
+// secondsText is a time for people, to three digits or so.
+func secondsText(s float64) string {
+	d := time.Duration(s * 1e9)
+	for unit := time.Duration(1); unit <= time.Second; unit *= 10 {
+		if d < 1000*unit {
+			return d.Round(unit).String()
+		}
+	}
+	return d.Round(time.Second).String()
+}
+
+func perSecond(r float64) string { return humanize.Comma(int64(r + 0.5)) }

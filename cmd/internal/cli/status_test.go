@@ -1,0 +1,143 @@
+package cli
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/moldtape/moldtape/capture"
+	"github.com/moldtape/moldtape/cmd/internal/httpd"
+	"github.com/moldtape/moldtape/moldcast"
+)
+
+var statusTime = time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
+
+// degradedFor is a channel that has been degraded so long.
+func degradedFor(name, reason string, d time.Duration) capture.Status {
+	since := statusTime.Add(-d)
+	st := capture.Status{Channel: name, State: capture.StateDegraded, Since: &since, Reasons: []capture.Degradation{{Reason: reason, Since: since, Text: "so it is"}}}
+	if reason == capture.ReasonGap {
+		next := statusTime.Add(2 * time.Millisecond)
+		st.Open = &capture.OpenGaps{Gaps: 3, Messages: 7, NextTry: &next, Ranges: []capture.OpenGap{
+			{Session: moldcast.Session{'D', 'A', 'Y', ' ', ' ', ' ', ' ', ' ', ' ', ' '}, Take: 1, FirstSeq: 4, LastSeq: 9, Tries: 2},
+		}}
+	}
+	return st
+}
+
+func TestStatusExitCode(t *testing.T) {
+	ok := capture.Status{Channel: "fine", State: capture.StateOK}
+	ended := capture.Status{Channel: "done", State: capture.StateEnded}
+	for _, c := range []struct {
+		name     string
+		channels []capture.Status
+		err      string // empty: exit 0
+	}{
+		{"ok", []capture.Status{ok, ended}, ""},
+		{"ended", []capture.Status{ended}, ""},
+		{"a gap that is being repaired", []capture.Status{ok, degradedFor("g", capture.ReasonGap, 999*time.Millisecond)}, ""},
+		{"a gap that stays", []capture.Status{ok, degradedFor("g", capture.ReasonGap, time.Second)}, "degraded: g (gap)"},
+		{"silent", []capture.Status{degradedFor("a", capture.ReasonNoPackets, 0), degradedFor("b", capture.ReasonLineSilent, 0)}, "degraded: a (no_packets); b (line_silent)"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			d := httpd.Document{State: httpd.Worst(c.channels), Time: statusTime, Channels: c.channels}
+			node := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+				_ = json.NewEncoder(w).Encode(d)
+			}))
+			defer node.Close()
+			addr := strings.TrimPrefix(node.URL, "http://")
+			for _, asJSON := range []bool{false, true} {
+				var out bytes.Buffer
+				e := &env{stdout: &out, stderr: io.Discard, json: asJSON}
+				checkExit(t, e.status(context.Background(), addr), c.err)
+				if asJSON {
+					var got httpd.Document
+					if err := json.Unmarshal(out.Bytes(), &got); err != nil || len(got.Channels) != len(c.channels) {
+						t.Errorf("%v: %s", err, out.Bytes())
+					}
+				} else if c.err != "" && !strings.Contains(out.String(), "so it is") {
+					t.Errorf("the reason is not shown:\n%s", out.String())
+				}
+			}
+		})
+	}
+}
+
+// checkExit: exit 1 with a text that holds want; none where that is empty.
+func checkExit(t *testing.T, err error, want string) {
+	t.Helper()
+	var x *exitError
+	switch {
+	case want == "" && err != nil:
+		t.Errorf("%v", err)
+	case want != "" && (!errors.As(err, &x) || x.code != exitFault || !strings.Contains(err.Error(), want)):
+		t.Errorf("%v, want exit 1 with %q", err, want)
+	}
+}
+
+// What does not answer, or is no node, is exit 1 and said.
+func TestStatusOfNoNode(t *testing.T) {
+	answer := func(code int, body string) string {
+		srv := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+			w.WriteHeader(code)
+			_, _ = io.WriteString(w, body)
+		}))
+		t.Cleanup(srv.Close)
+		return strings.TrimPrefix(srv.URL, "http://")
+	}
+	closed := httptest.NewServer(nil)
+	closed.Close()
+	for _, c := range []struct{ addr, want string }{
+		{strings.TrimPrefix(closed.URL, "http://"), "no answer: dial tcp"},
+		{answer(503, "channel x has stopped\n"), "the node does not capture: channel x has stopped"},
+		{answer(404, "nothing"), "no moldtape node: 404"},
+		{answer(200, "<html>"), "no moldtape node"},
+		{answer(200, "{}"), "no moldtape node"},
+		{answer(302, ""), "no moldtape node: 302"},
+	} {
+		e := &env{stdout: io.Discard, stderr: io.Discard}
+		checkExit(t, e.status(context.Background(), c.addr), c.want)
+	}
+}
+
+func TestStatusTable(t *testing.T) {
+	since := statusTime
+	d := httpd.Document{Channels: []capture.Status{
+		{
+			Channel: "itch", State: capture.StateOK, Rate: capture.Rate{Messages: 12345.6},
+			Lines: []capture.LineStatus{
+				{Line: "A", Addr: "239.0.0.1:1", State: "live", Packets: 1500, Messages: 2000, Repeated: 10, Lost: 10, Compared: 1000, First: 750, Skew: capture.Seconds{Count: 250, P50: 12e-6, P99: 345.6e-6, Max: 0.0123}},
+				{Line: "B", Addr: "239.0.0.2:1", State: "silent"},
+			},
+			Sessions: []capture.SessionStatus{
+				{Session: moldcast.Session{'O', 'L', 'D'}, Take: 1, State: "ended"},
+				{Session: moldcast.Session{'D', 'A', 'Y', ' ', ' ', ' ', ' ', ' ', ' ', ' '}, Take: 2, HeadSeq: 900, NextSeq: 800, DurableSeq: 700, Holes: 1, LagSeconds: 0.05, Timing: &capture.Timing{}},
+			},
+		},
+		degradedFor("slow", capture.ReasonGap, time.Minute),
+	}}
+	d.Channels[1].Since = &since
+	var out bytes.Buffer
+	if err := (&env{stdout: &out}).printStatus(d); err != nil {
+		t.Fatal(err)
+	}
+	got := strings.Join(strings.Fields(out.String()), " ")
+	for _, want := range []string{
+		"itch ok DAY@2 900 800 700 1 50ms 12,346 0",
+		"itch A 239.0.0.1:1 live 1,500 2,000 10 (0.5%) 75.0% 12µs 346µs 12.3ms 0",
+		"itch B 239.0.0.2:1 silent 0 0 0 - - - - 0",
+		"slow degraded - - - - - - 0 0",
+		"slow: gap since 2026-01-02T03:03:05.000000Z: so it is; next try 2026-01-02T03:04:05.002000Z DAY@1 4..9, tried 2 times … and 2 more",
+	} {
+		if !strings.Contains(got, want) {
+			t.Errorf("no %q in\n%s", want, out.String())
+		}
+	}
+}
