@@ -19,6 +19,7 @@ const (
 	silentAfter = 2 * time.Second       // without a message requests take over …
 	silentLimit = 10 * time.Second      // … and after this the next peer does
 	writeLimit  = 5 * time.Second
+	mostSaid    = 3 // debug packets of one connection that are logged
 )
 
 // Why a stream is left.
@@ -37,6 +38,7 @@ type stream struct {
 	m    *soup.Client
 	last moldcast.Instant // when a message came
 	mute bool             // the engine was told of silence
+	said int              // debug packets
 	o    outcome
 }
 
@@ -115,6 +117,12 @@ func (s *stream) event(now moldcast.Instant, e *soup.Event) (on bool, err error)
 	case soup.Data:
 		s.last, s.mute = now, false
 		return s.data(e.First, e.Msgs)
+	case soup.Gap:
+		s.mute = true
+		if !f.tell(func() { on = f.gap(e.Range) }) {
+			return false, errEngine
+		}
+		return on, nil
 	case soup.Hole:
 		s.lacks(e.Range)
 		return false, nil
@@ -123,6 +131,9 @@ func (s *stream) event(now moldcast.Instant, e *soup.Event) (on bool, err error)
 		s.lacks(moldcast.Range{First: e.First, Next: ^moldcast.Seq(0)})
 		return false, nil
 	case soup.Debug:
+		if s.said++; s.said > mostSaid {
+			break
+		}
 		f.c.cfg.Log.Info("recovery: the peer says", "channel", f.c.cfg.Channel, "session", f.name, "peer", f.addr, "text", e.Text)
 	}
 	return true, nil

@@ -31,12 +31,13 @@ const (
 	stuckAfter     = moldcast.Instant(2 * time.Second)
 	maxFetches     = 4 // at once, of one channel
 	scanEvery      = moldcast.Instant(100 * time.Millisecond)
-	peerBackoff    = 100 * time.Millisecond // after a failure, doubled each time, with jitter …
-	peerBackoffMax = 10 * time.Second       // … up to this
-	liarBackoff    = time.Minute            // after other messages than we hold
-	lacksFor       = moldcast.Instant(30 * time.Second)
-	maxLacks       = 1024 // ranges that a peer is remembered to lack
-	overlap        = 16   // messages before a range that are fetched too, to see that the peer holds the same
+	peerBackoff    = 100 * time.Millisecond            // after a failure, doubled each time, with jitter …
+	peerBackoffMax = 10 * time.Second                  // … up to this
+	liarBackoff    = time.Minute                       // after other messages than we hold
+	lacksMin       = moldcast.Instant(5 * time.Second) // so long a peer is not asked again for what it lacks, doubled …
+	lacksMax       = moldcast.Instant(5 * time.Minute) // … up to this while it brings nothing
+	maxLacks       = 1024                              // ranges that a peer is remembered to lack
+	overlap        = 16                                // messages before a range that are fetched too, to see that the peer holds the same
 )
 
 // recovery is what the engine keeps of recovery mode.
@@ -56,6 +57,7 @@ type peer struct {
 	retryAt moldcast.Instant
 	lacks   gap.Set // what it does not hold …
 	until   moldcast.Instant
+	wait    moldcast.Instant // how long that is
 }
 
 // The states of a fetch.
@@ -234,12 +236,25 @@ func lacking(s *arbiter.Session, r moldcast.Range) (any bool) {
 	return any
 }
 
+// held is the first of the messages right before seq that are held, overlap at
+// most; seq itself if none is.
+func held(s *arbiter.Session, seq moldcast.Seq) moldcast.Seq {
+	from := max(s.First(), seq-min(seq, overlap), 1)
+	s.Gaps(func(g gap.Gap) bool {
+		if g.First < seq {
+			from = max(from, min(g.Next, seq))
+		}
+		return g.Next < seq
+	})
+	return from
+}
+
 // fetch begins one.
 func (c *Channel) fetch(s *arbiter.Session, i int, r moldcast.Range, live bool) {
 	now := c.clock.Now()
 	f := &fetch{
 		c: c, s: s, name: s.Name(), addr: c.cfg.Recovery[i], peer: i, rng: r, state: fetchConnecting, since: time.Now(), looked: now, live: live,
-		from: max(s.First(), r.First-min(r.First, overlap), 1),
+		from: held(s, r.First),
 	}
 	c.recovery.fetches = append(c.recovery.fetches, f)
 	c.recovery.running.Go(func() { f.run(c.recovery.ctx) })
@@ -264,6 +279,9 @@ func (f *fetch) ended(o outcome) {
 		return
 	}
 	p := &x.peers[f.peer]
+	if f.taken > 0 {
+		p.wait = 0
+	}
 	p.note(now, o.lacks)
 	left := max(f.rng.First, f.rng.Next) - f.rng.First
 	if o.err == nil {
@@ -277,8 +295,11 @@ func (f *fetch) ended(o outcome) {
 	}
 	wait := min(peerBackoff<<min(p.fails, 10), peerBackoffMax)
 	wait = wait/2 + rand.N(wait)
-	if errors.Is(o.err, errOther) {
+	switch {
+	case errors.Is(o.err, errOther):
 		wait = liarBackoff
+	case errors.Is(o.err, errMute): // it may have what follows
+		p.note(now, []moldcast.Range{{First: f.rng.First, Next: min(f.rng.Next, f.rng.First+moldcast.Seq(c.cfg.RecoveryThreshold))}})
 	}
 	p.fails++
 	p.retryAt = now + moldcast.Instant(wait)
@@ -293,7 +314,8 @@ func (f *fetch) ended(o outcome) {
 func (p *peer) note(now moldcast.Instant, lacks []moldcast.Range) {
 	for _, r := range lacks {
 		if p.lacks.Len() == 0 {
-			p.until = now + lacksFor
+			p.wait = min(max(2*p.wait, lacksMin), lacksMax)
+			p.until = now + p.wait
 		}
 		if p.lacks.Len() >= maxLacks {
 			p.lacks.Add(p.lacks.Bounds())
@@ -389,11 +411,25 @@ func (f *fetch) next(now moldcast.Instant, at moldcast.Seq) bool {
 	return true
 }
 
-// silent takes note that the peer has had nothing to send for a while.
-// Owner: the engine.
+// silent takes note that the peer has had nothing to send for a while. Owner:
+// the engine.
 func (f *fetch) silent() {
 	f.state = fetchSilent
 	f.reserve(f.c.clock.Now(), moldcast.Range{})
+}
+
+// gap takes note that the peer waits for r itself. on: nothing else can be had
+// from it, so wait too. Owner: the engine.
+func (f *fetch) gap(r moldcast.Range) (on bool) {
+	f.silent()
+	if _, ok := f.s.Ref.(*session); !ok {
+		return false
+	}
+	now := f.c.clock.Now()
+	p := f.of()
+	p.note(now, []moldcast.Range{r})
+	next, _ := f.c.pick(now, f.s, p)
+	return next.Empty()
 }
 
 // tell has the engine run fn, and waits for that. False: it has ended.

@@ -28,10 +28,12 @@ type streamPeer struct {
 	lies        bool          // sends other messages
 	cuts        []int         // the n-th connection ends after so many bytes; -1: it is refused
 	mute        moldcast.Seq  // goes silent before this message; 0: never
+	open        gap.Set       // what it waits for itself
 	slow        time.Duration // between two writes of 100 bytes
 	rejects     bool
 	garbage     bool
 
+	told   moldcast.Seq
 	logins []moldcast.Seq
 	conns  int
 }
@@ -172,6 +174,9 @@ func (p *streamPeer) fill(m *soup.Server) {
 	q := m.Next()
 	if part, hole := p.holes.Cut(moldcast.Range{First: q, Next: p.head}); q < p.head && hole {
 		m.Hole(part)
+	} else if part, open := p.open.Cut(moldcast.Range{First: q, Next: p.head}); q < p.head && open && p.told != q {
+		p.told = q
+		m.Gap(part)
 	} else if q == p.head && p.ended {
 		m.End()
 	}
@@ -189,7 +194,7 @@ func (p *streamPeer) data(now moldcast.Instant, m *soup.Server) []byte {
 	}
 	var framed []byte
 	n := 0
-	for q := m.Next(); q < p.head && len(framed) < limit && !p.holes.Contains(q) && q != p.mute; q++ {
+	for q := m.Next(); q < p.head && len(framed) < limit && !p.holes.Contains(q) && !p.open.Contains(q) && q != p.mute; q++ {
 		text := body(q)
 		if p.lies {
 			text = "lie" + text
@@ -422,6 +427,24 @@ func TestRecoverySilentPeer(t *testing.T) {
 			t.Error("the other peer was not asked")
 		}
 	}, mute, other)
+}
+
+// What a peer has is not held up by what it waits for itself.
+func TestRecoveryAroundAnOpenGapOfThePeer(t *testing.T) {
+	p := &streamPeer{first: 1, head: 1 << 40}
+	p.open.Add(moldcast.Range{First: 10030, Next: 10060})
+	virtual(t, true, func(c *Config) { c.Start = arbiter.Live; c.NakBudget = time.Hour }, func(l *late) {
+		l.head = 16000
+		l.send(2)
+		l.until("the rest", 5*time.Second, func(st Status) bool { return st.MessagesRecovered == 16000-10003-30 })
+		l.exactly(10001, moldcast.Range{First: 10030, Next: 10060})
+		if n := len(p.asked()); n > 3 {
+			t.Errorf("%d logins", n)
+		}
+		p.set(func() { p.open.Clear() })
+		l.whole(time.Minute)
+		l.exactly(10001)
+	}, p)
 }
 
 // Peers with holes fill each other's; what no peer has is on record after the

@@ -37,6 +37,7 @@ type reader struct {
 	at      int
 	moved   moldcast.Instant // when the client last took something, or there was nothing to take
 	gapTill moldcast.Instant // an open gap is not looked at again before
+	gapAt   moldcast.Seq     // where the client was told of one
 	stopAt  moldcast.Instant // the server stops: what is there is sent until then; 0: it does not
 	end     StreamEnd
 }
@@ -178,7 +179,7 @@ func (r *reader) stop() {
 		return
 	}
 	r.stopAt = r.s.cfg.Clock.Now() + moldcast.Instant(stopTime)
-	r.feed.look()
+	r.feed.look(false)
 }
 
 func (r *reader) sleep(now moldcast.Instant) time.Duration {
@@ -237,7 +238,7 @@ func (r *reader) login(now moldcast.Instant, l *soup.Login) {
 		r.m.Reject(soup.SessionNotAvailable)
 		return
 	}
-	r.session, r.feed = session, r.s.join(rec)
+	r.session, r.feed = session, r.s.join(session, rec)
 	first := r.first(rec, l.Seq)
 	r.m.Accept(session, first)
 	r.s.cfg.Log.Debug("reader", "from", r.conn.RemoteAddr(), "session", session, "asked", l.Seq, "first", first)
@@ -255,8 +256,8 @@ func (r *reader) first(rec Recording, q moldcast.Seq) moldcast.Seq {
 	}
 	q = min(max(q, first, 1), max(head, 1))
 	for q < head {
-		hole, err := r.read(nil, rec, q, 1)
-		if err != nil || hole.Empty() {
+		hole, forGood, err := r.read(nil, rec, q, 1)
+		if err != nil || !forGood || hole.Empty() {
 			return q
 		}
 		q = hole.Next
@@ -265,8 +266,8 @@ func (r *reader) first(rec Recording, q moldcast.Seq) moldcast.Seq {
 }
 
 // read calls fn with messages from q on. Otherwise hole is what is missing
-// there for good; neither: it may yet come.
-func (r *reader) read(fn func(moldcast.Messages), rec Recording, q moldcast.Seq, count int) (hole moldcast.Range, err error) {
+// there, as yet or for good.
+func (r *reader) read(fn func(moldcast.Messages), rec Recording, q moldcast.Seq, count int) (hole moldcast.Range, forGood bool, err error) {
 	r.s.reads <- struct{}{}
 	buf := r.s.bufs.Get().(*[]byte)
 	framed, n, err := rec.Append((*buf)[:0], q, count, streamChunk, true)
@@ -281,17 +282,15 @@ func (r *reader) read(fn func(moldcast.Messages), rec Recording, q moldcast.Seq,
 	var missing *moldcast.HoleError
 	switch {
 	case n > 0:
-		return hole, nil
+		return hole, false, nil
 	case !errors.As(err, &missing):
-		return hole, err
+		return hole, false, err
 	}
-	hole = moldcast.Range{First: q, Next: missing.Hole.Range.Next}
-	if missing.Hole.Reason == moldcast.NotCaptured && rec.Growing() {
-		if _, ended := rec.Ended(); !ended {
-			return moldcast.Range{}, nil
-		}
+	forGood = missing.Hole.Reason != moldcast.NotCaptured || !rec.Growing()
+	if _, ended := rec.Ended(); ended {
+		forGood = true
 	}
-	return hole, nil
+	return moldcast.Range{First: q, Next: missing.Hole.Range.Next}, forGood, nil
 }
 
 // fill puts what comes next into out, if anything does. Else the channel is
@@ -308,6 +307,9 @@ func (r *reader) fill(now moldcast.Instant) <-chan struct{} {
 		r.end = StreamComplete
 		r.m.End()
 		return nil
+	case at.moved:
+		r.close(StreamMoved, "the session began anew; log in again")
+		return nil
 	case r.stopAt != 0:
 		r.close(StreamStopped, stopText)
 		return nil
@@ -317,7 +319,7 @@ func (r *reader) fill(now moldcast.Instant) <-chan struct{} {
 	if now < r.gapTill {
 		return nil
 	}
-	hole, err := r.read(func(m moldcast.Messages) {
+	hole, forGood, err := r.read(func(m moldcast.Messages) {
 		n, size := 0, len(r.out)
 		if r.out, n = soup.AppendData(r.out, m); n == 0 {
 			r.hole(moldcast.Range{First: q, Next: q + 1})
@@ -333,9 +335,14 @@ func (r *reader) fill(now moldcast.Instant) <-chan struct{} {
 			r.s.cfg.Log.Error("archive cannot be read for the recovery stream", "session", r.session, "seq", q, "error", err)
 		}
 		r.close(StreamFailed, "the archive cannot be read")
-	case !hole.Empty():
+	case hole.Empty():
+	case forGood:
 		r.hole(hole)
-	case r.m.Next() == q && !r.m.Closing():
+	default:
+		if r.gapAt != q {
+			r.gapAt = q
+			r.m.Gap(hole)
+		}
 		r.gapTill = now + moldcast.Instant(holeLook)
 	}
 	return nil

@@ -125,12 +125,13 @@ const (
 	StreamLogout                      // the client left
 	StreamLost                        // the connection broke, or the client closed it
 	StreamFailed                      // the archive could not be read
+	StreamMoved                       // another recording took its place under its name
 	StreamStopped                     // the server stopped
 	StreamEnds                        // number of them
 )
 
 var streamEndNames = [StreamEnds]string{
-	"not_allowed", "full", "no_login", "rejected", "protocol", "silent", "stalled", "hole", "complete", "logout", "lost", "read_failed", "stopped",
+	"not_allowed", "full", "no_login", "rejected", "protocol", "silent", "stalled", "hole", "complete", "logout", "lost", "read_failed", "moved", "stopped",
 }
 
 // String is e as a counter's name.
@@ -298,6 +299,8 @@ func (s *StreamServer) maySay(e StreamEnd) bool {
 
 // feed tells the readers of a recording, which wait, that there is more.
 type feed struct {
+	s    *StreamServer
+	name moldcast.Session
 	rec  Recording
 	refs int // of the readers; owned by StreamServer.mu
 	stop chan struct{}
@@ -313,19 +316,24 @@ type feed struct {
 type state struct {
 	head, end moldcast.Seq
 	ended     bool
+	moved     bool // its name now stands for another: nothing more will come
 }
 
-// lookEvery is how often a feed looks.
-const lookEvery = 10 * time.Millisecond
+// A feed looks for more so often, and whether its name stands for another take
+// by now.
+const (
+	lookEvery = 10 * time.Millisecond
+	nameEvery = 100 // looks
+)
 
-func (s *StreamServer) join(rec Recording) *feed {
+func (s *StreamServer) join(name moldcast.Session, rec Recording) *feed {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	f := s.mu.feeds[rec]
 	if f == nil {
-		f = &feed{rec: rec, stop: make(chan struct{})}
+		f = &feed{s: s, name: name, rec: rec, stop: make(chan struct{})}
 		f.mu.changed = make(chan struct{})
-		f.look()
+		f.look(false)
 		s.mu.feeds[rec] = f
 		go f.run()
 	}
@@ -345,22 +353,28 @@ func (s *StreamServer) leave(f *feed) {
 func (f *feed) run() {
 	t := time.NewTicker(lookEvery)
 	defer t.Stop()
-	for {
+	for n := 1; ; n++ {
 		select {
 		case <-t.C:
-			f.look()
+			f.look(n%nameEvery == 0)
 		case <-f.stop:
 			return
 		}
 	}
 }
 
-func (f *feed) look() {
+func (f *feed) look(name bool) {
 	var now state
+	moved := false
+	if name {
+		_, rec, err := f.s.cfg.Recordings.Recording(f.name)
+		moved = err == nil && rec != f.rec
+	}
 	now.end, now.ended = f.rec.Ended() // before the head: all below an end is there
 	_, now.head = f.rec.Bounds()
 	f.mu.Lock()
 	defer f.mu.Unlock()
+	now.moved = f.mu.moved || moved
 	if now != f.mu.state {
 		f.mu.state = now
 		close(f.mu.changed)

@@ -29,9 +29,15 @@ type tape struct {
 	growing     bool
 	holes       []moldcast.Hole
 	fail        error
+	next        *tape // another take
 }
 
 func (v *tape) Recording(s moldcast.Session) (moldcast.Session, Recording, error) {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	if v.next != nil {
+		return day1, v.next, nil
+	}
 	if s != day1 && s != soup.Blank {
 		return s, nil, ErrNoRecording
 	}
@@ -155,6 +161,7 @@ type client struct {
 	got   []string
 	beats int
 	hole  moldcast.Range
+	gaps  []moldcast.Range
 	end   moldcast.Seq
 	debug []string
 	err   error
@@ -209,6 +216,8 @@ func (c *client) event(e soup.Event) {
 		}
 	case soup.Alive:
 		c.beats++
+	case soup.Gap:
+		c.gaps = append(c.gaps, e.Range)
 	case soup.Hole:
 		c.hole = e.Range
 	case soup.End:
@@ -276,7 +285,7 @@ func TestStreamAtHoles(t *testing.T) {
 		all.Wait()
 		a.check(t, 1, 50)
 		at50.check(t, 50, 50)
-		if a.hole != hole.Range || at50.hole != hole.Range || a.beats < 15 || a.end != 0 {
+		if a.hole != hole.Range || at50.hole != hole.Range || a.beats < 15 || a.end != 0 || len(a.gaps) != 1 || a.gaps[0] != hole.Range {
 			t.Errorf("holes %v %v, %d heartbeats, end %d", a.hole, at50.hole, a.beats, a.end)
 		}
 		v.set(func() {
@@ -393,6 +402,15 @@ func TestStreamEnds(t *testing.T) {
 			v.set(func() { v.fail = errors.New("the disk is gone") })
 			return connect(p, soup.Login{Session: day1, Seq: 7}).run(nil)
 		}, "the archive cannot be read"},
+		{StreamMoved, func(t *testing.T, v *tape, p *pipes) *client {
+			c := connect(p, soup.Login{Session: day1, Seq: 7})
+			go func() {
+				<-time.After(3 * time.Second)
+				v.set(func() { v.next = &tape{first: 1, head: 3} })
+			}()
+			c.run(nil).check(t, 7, 10)
+			return c
+		}, "the session began anew"},
 		{StreamFull, func(t *testing.T, v *tape, p *pipes) *client {
 			for range 2 {
 				go connect(p, soup.Login{Session: day1, Seq: 7}).run(nil)

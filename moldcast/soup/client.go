@@ -23,6 +23,7 @@ const (
 	Accepted Kind = iota + 1 // Session, First: lower than asked for where the server is not there yet
 	Data                     // First, Msgs
 	Alive                    // a heartbeat: the server has nothing to send
+	Gap                      // Range: the server lacks it as yet, and waits for it
 	Hole                     // Range: the server lacks it, and will close
 	Debug                    // Text
 	End                      // First: one past the last message of the session
@@ -192,12 +193,18 @@ func (c *Client) accepted(f frame) (Event, error) {
 
 func (c *Client) debug(f frame) (Event, error) {
 	text := f.payload[:min(len(f.payload), maxDebug)]
-	if r, ok := parseHole(text); ok && c.state == streaming {
+	kind := Hole
+	r, ok := parseRange(holeWord, text)
+	if !ok {
+		kind = Gap
+		r, ok = parseRange(gapWord, text)
+	}
+	if ok && c.state == streaming {
 		// Numbers are implied: a hole elsewhere than here is none.
 		if r.First != c.next {
-			return Event{}, fmt.Errorf("%w: hole %v at %d", ErrSequence, r, c.next)
+			return Event{}, fmt.Errorf("%w: %s at %d", ErrSequence, printable(text), c.next)
 		}
-		return Event{Kind: Hole, Range: r}, nil
+		return Event{Kind: kind, Range: r}, nil
 	}
 	return Event{Kind: Debug, Text: printable(text)}, nil
 }

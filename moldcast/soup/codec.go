@@ -260,16 +260,20 @@ func parseLogin(f frame) (l Login, err error) {
 	return l, nil
 }
 
-const holeWord = "hole "
+// The debug packets that say what is missing.
+const (
+	holeWord = "hole " // for good
+	gapWord  = "gap "  // as yet
+)
 
-// holeText is the debug text of a hole that is not empty.
-func holeText(r moldcast.Range) string {
-	return fmt.Sprintf("%s%d..%d", holeWord, r.First, r.Next-1)
+// rangeText is the debug text of a range that is not empty.
+func rangeText(word string, r moldcast.Range) string {
+	return fmt.Sprintf("%s%d..%d", word, r.First, r.Next-1)
 }
 
-// parseHole reads it.
-func parseHole(text []byte) (r moldcast.Range, ok bool) {
-	text, ok = bytes.CutPrefix(text, []byte(holeWord))
+// parseRange reads it.
+func parseRange(word string, text []byte) (r moldcast.Range, ok bool) {
+	text, ok = bytes.CutPrefix(text, []byte(word))
 	if !ok {
 		return r, false
 	}

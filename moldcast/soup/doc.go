@@ -28,6 +28,7 @@
 // reach that far yet, one past all it holds: the client looks at it. From there
 // on numbers are implied, so a hole cannot be passed over: the server sends the
 // debug packet "hole FROM..TO", both inclusive, and closes without Z, and the
-// client logs in again at TO+1. Z comes only after the last message of a
+// client logs in again at TO+1. Where the server waits for what may yet come it
+// says "gap FROM..TO", once, and sends heartbeats. Z comes only after the last message of a
 // session that has ended.
 package soup

@@ -23,7 +23,7 @@ import (
 //	        what came of it: events, "-> bytes" to be sent, errors.
 //	          in "BYTES"     bytes arrive (a Go string literal)
 //	          poll           Poll, then the next deadline
-//	          accept S N | reject C | end | hole A B | refuse TEXT | sent N | logout
+//	          accept S N | reject C | end | hole A B | gap A B | refuse TEXT | sent N | logout
 func TestScripts(t *testing.T) {
 	datadriven.Walk(t, filepath.Join("testdata", "script"), func(t *testing.T, path string) {
 		var c *Client
@@ -130,6 +130,8 @@ func step(t *testing.T, out *strings.Builder, c *Client, s *Server, line string)
 		s.End()
 	case "hole":
 		s.Hole(moldcast.Range{First: num(0), Next: num(1) + 1})
+	case "gap":
+		s.Gap(moldcast.Range{First: num(0), Next: num(1) + 1})
 	case "refuse":
 		s.Refuse(arg)
 	case "sent":
@@ -171,6 +173,8 @@ func drive(out *strings.Builder, c *Client, now moldcast.Instant, b []byte) erro
 				fmt.Fprintln(out, "alive")
 			case Hole:
 				fmt.Fprintf(out, "hole [%d,%d)\n", e.Range.First, e.Range.Next)
+			case Gap:
+				fmt.Fprintf(out, "gap [%d,%d)\n", e.Range.First, e.Range.Next)
 			case Debug:
 				fmt.Fprintf(out, "debug %q\n", e.Text)
 			case End:

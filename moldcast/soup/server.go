@@ -113,7 +113,14 @@ func (s *Server) Reject(c Code) { s.close(typeRejected, string([]byte{byte(c)}))
 func (s *Server) End() { s.close(typeEnd, "") }
 
 // Hole says that r, which begins at Next and is not empty, is not held.
-func (s *Server) Hole(r moldcast.Range) { s.close(typeDebug, holeText(r)) }
+func (s *Server) Hole(r moldcast.Range) { s.close(typeDebug, rangeText(holeWord, r)) }
+
+// Gap says that r, which begins at Next and is not empty, is not held as yet.
+func (s *Server) Gap(r moldcast.Range) {
+	if s.state == serving {
+		s.out = appendFrame(s.out, typeDebug, rangeText(gapWord, r))
+	}
+}
 
 // Refuse says why the connection is closed; of more than 1024 bytes the rest
 // is dropped.

@@ -22,7 +22,7 @@ func TestAnyChunking(t *testing.T) {
 			case 0:
 				stream = appendFrame(stream, typeBeat, "")
 			case 1:
-				stream = appendFrame(stream, typeDebug, rapid.StringMatching(`(hole )?[0-9.]{0,8}`).Draw(t, "text"))
+				stream = appendFrame(stream, typeDebug, rapid.StringMatching(`(hole |gap )?[0-9.]{0,8}`).Draw(t, "text"))
 			case 2:
 				stream = append(stream, rapid.SliceOfN(rapid.Byte(), 1, 4).Draw(t, "noise")...)
 			case 3:
