@@ -152,6 +152,17 @@ type StreamStats struct {
 	Ends        [StreamEnds]uint64
 }
 
+// Add adds those of another server.
+func (s *StreamStats) Add(o StreamStats) {
+	s.Connections += o.Connections
+	s.Readers += o.Readers
+	s.Messages += o.Messages
+	s.Bytes += o.Bytes
+	for e, n := range o.Ends {
+		s.Ends[e] += n
+	}
+}
+
 // Counters is every counter with its snake_case name, in a fixed order.
 func (s StreamStats) Counters() iter.Seq2[string, uint64] {
 	return func(yield func(string, uint64) bool) {

@@ -285,6 +285,7 @@ type captureNode struct {
 	env      *env
 	channels []*capture.Channel
 	requests []*retransmit.Server
+	streams  []*retransmit.StreamServer
 	stop     []func()
 	stopping atomic.Bool
 }
@@ -359,6 +360,9 @@ func (n *captureNode) serve(node *config.Node, archive *store.Archive, sink *arc
 	if len(n.requests) > 0 {
 		cfg.Requests = n.requestStats
 	}
+	if len(n.streams) > 0 {
+		cfg.Streams = n.streamStats
+	}
 	srv := httpd.New(cfg)
 	n.background(func(ctx context.Context) error { return srv.Serve(ctx, l) }, "http")
 	return nil
@@ -367,6 +371,14 @@ func (n *captureNode) serve(node *config.Node, archive *store.Archive, sink *arc
 // requestStats is the sum over the request servers.
 func (n *captureNode) requestStats() (sum retransmit.Stats) {
 	for _, srv := range n.requests {
+		sum.Add(srv.Stats())
+	}
+	return sum
+}
+
+// streamStats is the sum over the servers of recovery streams.
+func (n *captureNode) streamStats() (sum retransmit.StreamStats) {
+	for _, srv := range n.streams {
 		sum.Add(srv.Stats())
 	}
 	return sum
@@ -417,6 +429,7 @@ func (n *captureNode) answer(node *config.Node, requests, streams string, archiv
 	}
 	if srv != nil {
 		recoveryAt = srv.Addr().String()
+		n.streams = append(n.streams, srv)
 		n.background(srv.Run, "recovery stream")
 	}
 	return retransmitAt, recoveryAt, nil

@@ -41,7 +41,8 @@ type Config struct {
 	Status func(context.Context) ([]capture.Status, error)
 	// Requests are the statistics of the request server; nil: there is none.
 	Requests func() retransmit.Stats
-	Archive  string // the directory, for the room on its disk; empty: none
+	Streams  func() retransmit.StreamStats // of the recovery streams, likewise
+	Archive  string                        // the directory, for the room on its disk; empty: none
 	Version  string
 	Pprof    bool         // serve /debug/pprof/ too
 	Log      *slog.Logger // default none
@@ -132,6 +133,7 @@ type Document struct {
 	Time     time.Time        `json:"time"` // when this was so
 	Disk     *Disk            `json:"disk,omitempty"`
 	Requests *Requests        `json:"requests,omitempty"` // of the request server
+	Streams  *Streams         `json:"streams,omitempty"`  // of the recovery streams that are served
 	Channels []capture.Status `json:"channels"`
 }
 
@@ -151,6 +153,23 @@ type Requests struct {
 	Pending  int               `json:"pending"` // that wait for the disk now
 	Clients  int               `json:"clients"` // that are remembered
 	Refused  map[string]uint64 `json:"refused"` // by reason
+}
+
+// Streams are the statistics of the recovery streams that are served.
+type Streams struct {
+	Readers     int               `json:"readers"` // now
+	Connections uint64            `json:"connections"`
+	Messages    uint64            `json:"messages"`
+	Bytes       uint64            `json:"bytes"`
+	Ended       map[string]uint64 `json:"ended"` // connections, by how
+}
+
+func streamsOf(st retransmit.StreamStats) *Streams {
+	s := &Streams{Readers: st.Readers, Connections: st.Connections, Messages: st.Messages, Bytes: st.Bytes, Ended: map[string]uint64{}}
+	for i, n := range st.Ends {
+		s.Ended[retransmit.StreamEnd(i).String()] = n
+	}
+	return s
 }
 
 func requestsOf(st retransmit.Stats) *Requests {
@@ -189,6 +208,9 @@ func (s *Server) document(ctx context.Context) (Document, error) {
 	}
 	if s.cfg.Requests != nil {
 		s.last.Requests = requestsOf(s.cfg.Requests())
+	}
+	if s.cfg.Streams != nil {
+		s.last.Streams = streamsOf(s.cfg.Streams())
 	}
 	return s.last, nil
 }

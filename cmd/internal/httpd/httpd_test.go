@@ -151,8 +151,12 @@ func TestMetrics(t *testing.T) {
 	var requests retransmit.Stats
 	fill(reflect.ValueOf(&requests).Elem(), 500)
 	requests.Unanswered[retransmit.Missing] = 13
+	var streams retransmit.StreamStats
+	fill(reflect.ValueOf(&streams).Elem(), 700)
+	streams.Ends[retransmit.StreamStalled] = 17
 	_, url := server(t, Config{
-		Status: always(sample("x", 1000), sample("y", 2000)), Requests: func() retransmit.Stats { return requests }, Archive: t.TempDir(), Version: "v1",
+		Status: always(sample("x", 1000), sample("y", 2000)), Requests: func() retransmit.Stats { return requests },
+		Streams: func() retransmit.StreamStats { return streams }, Archive: t.TempDir(), Version: "v1",
 	})
 	code, text := get(t, url+"/metrics")
 	if code != 200 {
@@ -226,6 +230,7 @@ func TestMetrics(t *testing.T) {
 	}
 	for name, want := range map[string]float64{
 		"moldtape_requests_total": float64(requests.Requests), "moldtape_requests_answered_total": float64(requests.Answered), "moldtape_answer_bytes_total": float64(requests.Bytes),
+		"moldtape_stream_connections_total": float64(streams.Connections), "moldtape_stream_messages_total": float64(streams.Messages), "moldtape_stream_bytes_total": float64(streams.Bytes),
 	} {
 		if got := value(t, all, name).GetCounter().GetValue(); got != want || want == 0 {
 			t.Errorf("%s %v, want %v", name, got, want)
@@ -233,6 +238,12 @@ func TestMetrics(t *testing.T) {
 	}
 	if got := value(t, all, "moldtape_requests_refused_total", "reason=missing").GetCounter().GetValue(); got != 13 {
 		t.Errorf("%v missing", got)
+	}
+	if got := value(t, all, "moldtape_stream_ended_total", "how=stalled").GetCounter().GetValue(); got != 17 {
+		t.Errorf("%v stalled", got)
+	}
+	if n := len(all["moldtape_stream_ended_total"].Metric); n != int(retransmit.StreamEnds) {
+		t.Errorf("%d ends", n)
 	}
 	if n := len(all["moldtape_requests_refused_total"].Metric); n != int(retransmit.Reasons) {
 		t.Errorf("%d reasons", n)

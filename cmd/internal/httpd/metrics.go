@@ -93,6 +93,9 @@ func (s snapshot) Collect(ch chan<- prometheus.Metric) {
 	if q := s.d.Requests; q != nil {
 		q.collect(e)
 	}
+	if k := s.d.Streams; k != nil {
+		k.collect(e)
+	}
 	for i := range s.d.Channels {
 		c := &s.d.Channels[i]
 		channel(e.with("channel", c.Channel), c)
@@ -114,6 +117,16 @@ func (q *Requests) collect(e emit) {
 	}
 }
 
+func (k *Streams) collect(e emit) {
+	e.gauge("stream_readers", "Readers of recovery streams.", float64(k.Readers))
+	e.counter("stream_connections_total", "Connections of readers.", float64(k.Connections))
+	e.counter("stream_messages_total", "Messages sent to them.", float64(k.Messages))
+	e.counter("stream_bytes_total", "Bytes of these, framing included.", float64(k.Bytes))
+	for how, n := range k.Ended {
+		e.with("how", how).counter("stream_ended_total", "Connections that ended, by how.", float64(n))
+	}
+}
+
 func channel(e emit, c *capture.Status) {
 	counters(e, reflect.ValueOf(c.Counters))
 	for name, n := range fields(reflect.ValueOf(c.Verdicts)) {
@@ -132,6 +145,11 @@ func channel(e emit, c *capture.Status) {
 	}
 	e.gauge("open_gaps", "Gaps that are asked or waited for.", float64(open.Gaps))
 	e.gauge("open_gap_messages", "Messages missing in them.", float64(open.Messages))
+	left := uint64(0)
+	for _, r := range c.Recovering {
+		left += uint64(r.LastSeq - r.FirstSeq + 1)
+	}
+	e.gauge("recovering_messages", "Messages that are being fetched from recovery streams.", float64(left))
 	e.flag("storage_up", "Whether what is received is stored.", !c.Storage.Degraded())
 	e.gauge("storage_waiting_bytes", "Bytes in memory that are not durable yet.", float64(c.Storage.WaitingBytes))
 	for i := range c.Lines {
