@@ -80,6 +80,7 @@ type Channel struct {
 type session struct {
 	sink  SessionSink
 	first moldcast.Seq // what sink.Start was told, or was stored lowest
+	over  bool         // its sender goes on as another take or session
 	lag   lag
 	peers []peer         // for recovery streams, as in Config.Recovery
 	turn  int            // whose turn it is
@@ -503,6 +504,24 @@ func (o output) Hole(s *arbiter.Session, h moldcast.Hole) {
 func (o output) Ended(s *arbiter.Session) {
 	end, _ := s.End()
 	o.c.cfg.Log.Info("end of session", "channel", o.c.cfg.Channel, "session", s.Name(), "end", end, "missing_ranges", s.Missing())
+}
+
+func (o output) Withdrawn(s *arbiter.Session) {
+	o.c.cfg.Log.Warn("the end of session was withdrawn: others deny it", "channel", o.c.cfg.Channel, "session", s.Name(), "head", s.Head())
+	o.sink(s).Withdraw()
+}
+
+func (o output) Superseded(was, by *arbiter.Session) {
+	x, y := was.Ref.(*session), by.Ref.(*session)
+	name := o.c.cfg.Channel + "/" + by.Name().String()
+	if take := y.sink.Take(); take != 1 {
+		name += fmt.Sprintf("@%d", take)
+	}
+	x.over = true
+	x.sink.Supersede(name)
+	if was.Name() != by.Name() {
+		o.c.cfg.Log.Warn("a session is over without an End of Session: its sender goes on as another", "channel", o.c.cfg.Channel, "session", was.Name(), "by", name)
+	}
 }
 
 func (o output) Conflict(s *arbiter.Session, at moldcast.Seq, line int) {

@@ -43,6 +43,9 @@ type memSession struct {
 	start  moldcast.Seq
 	closed int
 	twice  int
+	by     string // Supersede
+
+	withdrawn int
 }
 
 func (k *memSink) Open(_ string, s moldcast.Session, take int, _ []string) (SessionSink, error) {
@@ -67,6 +70,8 @@ func (x *memSession) Take() int                { return x.take }
 func (x *memSession) Held() moldcast.Held      { return x.held }
 func (x *memSession) Start(first moldcast.Seq) { x.start = first }
 func (x *memSession) Mark(m moldcast.Mark)     { x.marks = append(x.marks, m) }
+func (x *memSession) Withdraw()                { x.withdrawn++ }
+func (x *memSession) Supersede(by string)      { x.by = by }
 func (x *memSession) Hole(h moldcast.Hole)     { x.holes = append(x.holes, h) }
 func (x *memSession) Trouble() Trouble {
 	if t := x.sink.trouble.Load(); t != nil {

@@ -31,6 +31,11 @@ type SessionSink interface {
 	Holes() int
 	// Mark records a heartbeat or End of Session.
 	Mark(m moldcast.Mark)
+	// Withdraw takes back the End of Session that was recorded last.
+	Withdraw()
+	// Supersede records that the sender goes on as another take or session, by
+	// its name in the archive. Nothing but Read and Close follows.
+	Supersede(by string)
 	// Hole records a range that was given up.
 	Hole(h moldcast.Hole)
 	// Watermarks: no hole below next; the same and synced, durable; one past

@@ -119,7 +119,7 @@ type SocketStatus struct {
 type SessionStatus struct {
 	Session    moldcast.Session `json:"session"`
 	Take       int              `json:"take"`
-	State      string           `json:"state"` // live or ended
+	State      string           `json:"state"` // live or ended: by an End of Session, or its sender goes on as another take or session
 	FirstSeq   moldcast.Seq     `json:"first_seq"`
 	NextSeq    moldcast.Seq     `json:"next_seq"`    // exclusive
 	DurableSeq moldcast.Seq     `json:"durable_seq"` // exclusive
@@ -234,6 +234,9 @@ func (c *Channel) heard(lines []LineStatus) {
 
 func sessionStatus(s *arbiter.Session, x *session) SessionStatus {
 	st := SessionStatus{Session: s.Name(), Take: x.sink.Take(), State: s.State().String(), FirstSeq: s.First(), Holes: x.sink.Holes()}
+	if x.over {
+		st.State = arbiter.StateEnded.String()
+	}
 	st.watermarks(x)
 	return st
 }

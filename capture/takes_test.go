@@ -111,6 +111,14 @@ func TestRestartedSender(t *testing.T) {
 			if len(st.Sessions) != 2 || st.Holes() != 0 || st.MessagesLost != 0 || st.Conflicts == 0 {
 				t.Errorf("status %+v", st)
 			}
+			for _, x := range st.Sessions {
+				if x.State != "ended" {
+					t.Errorf("take %d is %s", x.Take, x.State)
+				}
+			}
+			if by := sink.takes[0].by; by != "test/"+sess.String()+"@2" {
+				t.Errorf("take 1 is superseded by %q", by)
+			}
 			if !strings.Contains(log.String(), "NEW TAKE") || !strings.Contains(log.String(), "source=127.0.0.1") {
 				t.Errorf("not said:\n%s", log)
 			}

@@ -124,6 +124,9 @@
 //     or damage is found.
 //   - Holes are the complement of coverage between first and head (the end, of
 //     an ended session): records only give reasons.
+//   - The end is the highest that a mark gives, unless data lies beyond it; once
+//     one was withdrawn (Writer.Withdraw), what the facts say, which each mark
+//     of an end sets from then on. The record with the highest rev holds.
 //   - A byte that no checksum vouches for is not served: every block is checked
 //     when it is decoded, beyond what Pebble checks.
 //

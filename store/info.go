@@ -44,7 +44,7 @@ type State string
 // The states of a session.
 const (
 	Live   State = "live"  // somebody writes it now
-	Ended  State = "ended" // its End of Session is on record
+	Ended  State = "ended" // its End of Session is on record, or its sender went on as another take or session
 	Opened State = "open"  // neither
 )
 
@@ -67,6 +67,10 @@ type Info struct {
 	LastTime   *time.Time   `json:"last_time"`
 	Segments   int          `json:"segments"`
 	Fault      string       `json:"fault,omitempty"` // why it is not known in full
+
+	// SupersededBy is the take or session that the sender went on as, without
+	// an End of Session for this one.
+	SupersededBy string `json:"superseded_by,omitempty"`
 
 	// PrunedMessages is how many messages were held and then removed by
 	// retention. FirstSeq is the first that is still held.

@@ -136,6 +136,16 @@ type archiveInfo struct {
 type facts struct {
 	Start  moldcast.Seq `json:"start_seq,omitempty"` // where it begins, when that was put on record
 	Groups []string     `json:"groups,omitempty"`    // of its lines
+	Ending *ending      `json:"ending,omitempty"`    // nil: what marks say
+}
+
+// ending is what is known of the end of a session beyond its marks. Of two, the
+// one with the higher Rev holds.
+type ending struct {
+	Rev  int          `json:"rev"`
+	Told bool         `json:"told,omitempty"`          // End is the end, whatever marks say: one of them was withdrawn
+	End  moldcast.Seq `json:"end_seq,omitempty"`       // 0: none
+	By   string       `json:"superseded_by,omitempty"` // what the sender went on as, without an End of Session
 }
 
 func (f *facts) merge(o facts) {
@@ -144,6 +154,9 @@ func (f *facts) merge(o facts) {
 	}
 	if len(o.Groups) > 0 {
 		f.Groups = o.Groups
+	}
+	if o.Ending != nil && (f.Ending == nil || o.Ending.Rev > f.Ending.Rev) {
+		f.Ending = o.Ending
 	}
 }
 

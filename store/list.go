@@ -106,15 +106,14 @@ func (s *session) detail(state State, full bool) (Detail, error) {
 			FirstSeq: s.first(), NextSeq: s.next(), DurableSeq: s.durable(), HeadSeq: s.head(),
 			Messages: s.cov.Count() - s.gone.Count(), PrunedMessages: s.gone.Count(),
 		},
-		Ended: s.isEnded(), Groups: append([]string{}, s.facts.Groups...),
+		Groups:   append([]string{}, s.facts.Groups...),
 		HoleList: []HoleInfo{}, PrunedList: []PrunedInfo{}, FillList: []FillInfo{}, SegmentList: []SegmentInfo{}, Rates: []Rate{}, Lines: []LineInfo{},
 	}
-	if d.Ended {
-		end := s.end
-		d.EndSeq = &end
-		if state == Opened {
-			d.State = Ended
-		}
+	if end, ok := s.endSeq(); ok {
+		d.Ended, d.EndSeq = true, &end
+	}
+	if e := s.facts.Ending; e != nil && !d.Ended {
+		d.SupersededBy = e.By
 	}
 	for _, h := range s.missing() {
 		d.HoleList = append(d.HoleList, HoleInfo{
@@ -194,6 +193,16 @@ func (s *session) detail(state State, full bool) (Detail, error) {
 		if d.Faults = append(d.Faults, f.Error()); d.Fault == "" {
 			d.Fault = f.Error()
 		}
+	}
+	if d.SupersededBy == "" && !d.Ended {
+		next := s.ref
+		next.Take++
+		if _, err := s.a.o.FS.Stat(s.a.sessionDir(next)); err == nil {
+			d.SupersededBy = next.String()
+		}
+	}
+	if state == Opened && (d.Ended || d.SupersededBy != "") {
+		d.State = Ended
 	}
 	hold, err := s.a.readHold(s.ref)
 	if err != nil {

@@ -147,14 +147,24 @@ func (s *session) head() moldcast.Seq {
 // limit is where holes end: the head, or the end of the session where that
 // was never reached. REQUIRES: mu.
 func (s *session) limit() moldcast.Seq {
-	if h := s.head(); !s.isEnded() || s.end < h {
-		return h
+	if end, ok := s.endSeq(); ok {
+		return end
 	}
-	return s.end
+	return s.head()
 }
 
-// isEnded: data beyond an End of Session takes it back. REQUIRES: mu.
-func (s *session) isEnded() bool { return s.ended && s.end >= s.head() }
+// endSeq is the end of the session, where its End of Session is on record and
+// was neither withdrawn nor contradicted by data beyond it. REQUIRES: mu.
+func (s *session) endSeq() (end moldcast.Seq, ok bool) {
+	end, ok = s.end, s.ended
+	if e := s.facts.Ending; e != nil && e.Told {
+		end, ok = e.End, e.End != 0
+	}
+	if !ok || end < s.head() {
+		return 0, false
+	}
+	return end, true
+}
 
 // next is one past what is held without a hole from first. REQUIRES: mu.
 func (s *session) next() moldcast.Seq { return reach(&s.cov, s.first()) }

@@ -40,10 +40,7 @@ func (v *View) Ended() (end moldcast.Seq, ok bool) {
 	s := v.s
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if !s.isEnded() {
-		return 0, false
-	}
-	return s.end, true
+	return s.endSeq()
 }
 
 // Groups are the recorded groups of the lines, in order; empty when they are
@@ -292,9 +289,7 @@ func (w *Writer) Held() moldcast.Held {
 	s := w.s
 	s.mu.Lock()
 	h := moldcast.Held{First: s.first(), Next: s.next(), Head: s.limit()}
-	if s.isEnded() {
-		h.Ended, h.End = true, s.end
-	}
+	h.End, h.Ended = s.endSeq()
 	h.Holes = s.missing()
 	s.mu.Unlock()
 	n := &neighbours{s: s}

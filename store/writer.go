@@ -267,6 +267,9 @@ func (w *Writer) Append(p moldcast.Piece) (stored int, err error) {
 	if p.First == 0 || p.Range().Empty() {
 		return 0, fmt.Errorf("store: %v: no piece of a session", p.Range())
 	}
+	if e := s.facts.Ending; e != nil && e.By != "" && p.Range().Next > s.head() {
+		w.revise(func(e *ending) { e.By = "" })
+	}
 	for r := p.Range(); !r.Empty(); {
 		part, held := s.cov.Cut(r)
 		q := p
@@ -471,6 +474,9 @@ func (w *Writer) Mark(k moldcast.Mark) {
 	s.noteMark(k.Next)
 	if k.Kind == moldcast.End {
 		s.noteEnd(k.Next)
+		if e := s.facts.Ending; e != nil && (e.Told && e.End != k.Next || e.By != "") {
+			w.revise(func(e *ending) { e.End, e.By = k.Next, "" })
+		}
 	}
 	if len(w.marksIn) >= maxMarksIn {
 		w.marksLost++
@@ -479,6 +485,44 @@ func (w *Writer) Mark(k moldcast.Mark) {
 	w.marksIn = append(w.marksIn, k)
 	w.touch()
 	w.publish()
+}
+
+// Withdraw takes back the End of Session on record: it was not the sender's.
+// The marks stay, and what is marked as the end later is the end.
+func (w *Writer) Withdraw() {
+	s := w.s
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if _, ok := s.endSeq(); !ok || w.closing {
+		return
+	}
+	w.revise(func(e *ending) { e.Told, e.End = true, 0 })
+	w.publish()
+}
+
+// Supersede puts on record that the sender went on as another take or session,
+// by its name, without an End of Session. What is stored beyond the head, or
+// marked as the end, takes it back.
+func (w *Writer) Supersede(by string) {
+	s := w.s
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if _, ok := s.endSeq(); ok || w.closing {
+		return
+	}
+	w.revise(func(e *ending) { e.By = by })
+}
+
+// revise changes what is known of the end. REQUIRES: mu.
+func (w *Writer) revise(fn func(e *ending)) {
+	e := ending{}
+	if old := w.s.facts.Ending; old != nil {
+		e = *old
+	}
+	fn(&e)
+	e.Rev++
+	w.s.facts.Ending = &e
+	w.changed()
 }
 
 // Hole puts on record why a range is missing. What of it is stored by then,

@@ -19,6 +19,7 @@ type Arbiter struct {
 	sessions map[moldcast.Session]*Session
 	order    []*Session // the same, as taken up
 	last     *Session   // of the last packet
+	on       []*Session // by line: of the last packet that was believed
 	turn     int        // in order: whose request is next
 	taken    bool       // a session was ever taken up
 	seed     maphash.Seed
@@ -57,6 +58,7 @@ func New(cfg Config, out Output) (*Arbiter, error) {
 		seed:     maphash.MakeSeed(),
 		gone:     SessionStats{Lines: make([]LineStats, cfg.Lines)},
 		heard:    make([]heard, cfg.Lines),
+		on:       make([]*Session, cfg.Lines),
 	}
 	for _, s := range cfg.Sessions {
 		if a.named == nil {
@@ -206,6 +208,7 @@ func (s *Session) holds(seq moldcast.Seq) bool {
 func (a *Arbiter) process(now moldcast.Instant, stamp moldcast.Stamp, line int, s *Session, p moldcast.Packet) {
 	a.c.Packets++
 	s.heard = now
+	a.on[line] = s
 	r := p.Range()
 	s.m.Passed(now, line, r)
 	s.account(now, stamp, line, p)
@@ -501,7 +504,7 @@ func (a *Arbiter) Deadline() moldcast.Instant {
 				at = min(at, s.wait.retry)
 			}
 			at = min(at, max(e.until, s.wait.retry))
-		} else if s.ended {
+		} else if s.ended || a.successor(s) != nil {
 			at = min(at, s.heard+moldcast.Instant(a.cfg.Limits.Grace))
 		}
 	}

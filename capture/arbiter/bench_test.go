@@ -25,6 +25,8 @@ func (o *discard) Covers(_ *Session, r moldcast.Range) (moldcast.Range, bool) {
 func (o *discard) Mark(*Session, moldcast.Mark)           {}
 func (o *discard) Hole(*Session, moldcast.Hole)           {}
 func (o *discard) Ended(*Session)                         {}
+func (o *discard) Withdrawn(*Session)                     {}
+func (o *discard) Superseded(_, _ *Session)               {}
 func (o *discard) Conflict(*Session, moldcast.Seq, int)   {}
 func (o *discard) Compare(*Comparison) bool               { return false }
 func (o *discard) Fork(_, _ *Session, _ Fork) error       { return nil }

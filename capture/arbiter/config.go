@@ -97,8 +97,8 @@ type Limits struct {
 	// the head, before what only a heartbeat or end had revealed above it is
 	// taken back. Default 3s.
 	Withdraw time.Duration
-	// Grace is how long an ended session that is silent stays open, its
-	// remaining holes asked for. Default 1m.
+	// Grace is how long a session that is silent stays open once it ended, or
+	// its sender went on as another, its remaining holes asked for. Default 1m.
 	Grace time.Duration
 	// OpenRetry is the first back-off after a failed Output.Open; it doubles
 	// up to OpenRetryMax. Defaults 100ms and 10s.

@@ -49,6 +49,11 @@
 // else. But if nothing of it ever comes, and for Limits.Withdraw all that the
 // lines say is, three times and more, the same lower sequence, it is withdrawn.
 //
+// A session that did not end is over all the same when its sender went on under
+// another name: on every line that brought it, a session that began after it
+// fell silent is heard, and it was silent for Limits.Grace. It is closed as one that
+// ended is, and opened anew if something comes for it.
+//
 // # A take
 //
 // A sender that was started again under its session's name sends other

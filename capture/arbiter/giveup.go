@@ -89,5 +89,6 @@ func (a *Arbiter) claim(now moldcast.Instant, s *Session, kind moldcast.Kind, r 
 	s.asked.Remove(moldcast.Range{First: r.First, Next: ^moldcast.Seq(0)})
 	if s.hasEnd && s.end > r.First {
 		s.hasEnd, s.ended = false, false
+		a.out.Withdrawn(s)
 	}
 }

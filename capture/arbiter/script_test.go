@@ -204,6 +204,17 @@ func (r *recorder) Ended(s *Session) {
 	r.logf("ended %v %d", s.Name(), end)
 }
 
+func (r *recorder) Withdrawn(s *Session) {
+	s.Ref.(*archived).ended = false
+	r.logf("withdrawn the end of %v", s.Name())
+}
+
+func (r *recorder) Superseded(was, by *Session) {
+	if was.Name() != by.Name() { // a take is told by Fork
+		r.logf("superseded %v by %v", was.Name(), by.Name())
+	}
+}
+
 func (r *recorder) Conflict(s *Session, at moldcast.Seq, line int) {
 	r.logf("conflict %v %d %s", s.Name(), at, lineName(line))
 }

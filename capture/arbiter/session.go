@@ -29,6 +29,13 @@ type Output interface {
 	// it is stored, or given up. Should data beyond that end come at
 	// once, contradicting it, the session goes on, and may end again.
 	Ended(s *Session)
+	// Withdrawn reports that the End of Session that was reported last does not
+	// hold: others denied it (Limits.Withdraw). Another may follow.
+	Withdrawn(s *Session)
+	// Superseded reports that the sender of was goes on as by: a new take, or
+	// another session, on the same lines, that began after was had fallen
+	// silent. Close follows for was.
+	Superseded(was, by *Session)
 	// Conflict reports the first message of the session that was repeated with
 	// other bytes than those held.
 	Conflict(s *Session, at moldcast.Seq, line int)

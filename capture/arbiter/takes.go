@@ -510,6 +510,7 @@ func (a *Arbiter) fork(k kept, s *Session, t *track, f Fork, p moldcast.Packet) 
 		return false
 	}
 	a.finish(k.now, s)
+	a.out.Superseded(s, n)
 	next := p.First
 	for i := range t.run.kept {
 		next = min(next, t.run.kept[i].packet().First)
@@ -524,6 +525,11 @@ func (a *Arbiter) fork(k kept, s *Session, t *track, f Fork, p moldcast.Packet) 
 	a.sessions[s.name] = n
 	a.order[slices.Index(a.order, s)] = n
 	a.last = n
+	for line := range a.on {
+		if a.on[line] == s {
+			a.on[line] = n
+		}
+	}
 	n.past = &past{until: k.now + 3*moldcast.Instant(a.cfg.Gap.HeartbeatInterval)}
 	var waiting []waitingPacket
 	for _, o := range s.tracks {

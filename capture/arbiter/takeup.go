@@ -311,16 +311,40 @@ func (a *Arbiter) evict(now moldcast.Instant) bool {
 	return true
 }
 
-// forget closes the ended sessions that are silent.
+// forget closes the sessions that are silent, and ended or superseded.
 func (a *Arbiter) forget(now moldcast.Instant) {
 	for i := 0; i < len(a.order); {
 		s := a.order[i]
-		if s.ended && len(s.wait.bySeq) == 0 && s.parked == 0 && now-s.heard >= moldcast.Instant(a.cfg.Limits.Grace) {
-			a.close(now, s)
+		if len(s.wait.bySeq) > 0 || s.parked > 0 || now-s.heard < moldcast.Instant(a.cfg.Limits.Grace) {
+			i++
 			continue
 		}
-		i++
+		by := a.successor(s)
+		switch {
+		case s.ended:
+		case by != nil:
+			a.out.Superseded(s, by)
+		default:
+			i++
+			continue
+		}
+		a.close(now, s)
 	}
+}
+
+// successor is the session that took the place of s, which did not end: on
+// every line that brought s one that began after s fell silent was heard last.
+func (a *Arbiter) successor(s *Session) (by *Session) {
+	for line, on := range a.on {
+		if s.lines[line].Packets == 0 {
+			continue
+		}
+		if on == nil || on == s || on.opened < s.heard {
+			return nil
+		}
+		by = on
+	}
+	return by
 }
 
 func (a *Arbiter) close(now moldcast.Instant, s *Session) {
@@ -329,6 +353,11 @@ func (a *Arbiter) close(now moldcast.Instant, s *Session) {
 	a.order = slices.DeleteFunc(a.order, func(o *Session) bool { return o == s })
 	if a.last == s {
 		a.last = nil
+	}
+	for line, on := range a.on {
+		if on == s {
+			a.on[line] = nil
+		}
 	}
 	a.out.Close(s)
 }

@@ -23,8 +23,9 @@ func newSessionsCmd(e *env) *cobra.Command {
 
 next is one past what is held without a hole, head one past the highest held.
 Of a session that another process captures (state live), what it has sealed is
-listed. A session is open when its End of Session is not on record. Of one that
-was pruned, first is the first message that is still held.`,
+listed. A session is ended when its End of Session is on record, or its sender
+went on as another take or session (superseded_by of --json), else open. Of one
+that was pruned, first is the first message that is still held.`,
 		Example: "  moldtape sessions --archive /var/lib/moldtape --json",
 		Args:    noArgs,
 		RunE:    func(*cobra.Command, []string) error { return e.sessions() },

@@ -68,6 +68,7 @@ type Session struct {
 	lines       map[uint8]*line
 	seen        gap.Set // what the file brought since it went back to a new take
 	unconfirmed []*Conflict
+	end         ending
 }
 
 // take is one recording of a session. It is opened for writing when there is
@@ -200,6 +201,9 @@ func (x *Session) Mark(m moldcast.Mark) error {
 	m.Line = t.lineOf(x, m.Line)
 	if m.Kind == moldcast.Heartbeat {
 		t.Heartbeats++
+	}
+	if m.Kind == moldcast.End {
+		x.ended(t, m)
 	}
 	switch {
 	case m.Kind == moldcast.End && !t.ended:

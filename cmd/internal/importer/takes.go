@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"time"
 
 	"github.com/moldtape/moldtape/moldcast"
 	"github.com/moldtape/moldtape/moldcast/gap"
@@ -68,6 +69,7 @@ func (x *Session) turn() {
 		x.giveUp(l)
 	}
 	x.file = x.im.file
+	x.end = ending{}
 	clear(x.lines)
 	x.seen = gap.Set{}
 }
@@ -98,6 +100,57 @@ func (x *Session) conflict(at moldcast.Seq, place any) *Conflict {
 	return &Conflict{Channel: x.ref.Channel, Session: x.name.String(), Seq: at, Place: place}
 }
 
+// ending is the End of Session that the file told last.
+type ending struct {
+	of  *take
+	seq moldcast.Seq
+	n   int // how often it was told
+	at  moldcast.Stamp
+}
+
+// endSilence is after what silence an End of Session that was told once is
+// believed: three heartbeats.
+const endSilence = 3 * moldcast.Stamp(time.Second)
+
+// stands reports whether t had ended by then: by more than one packet's word,
+// or with nothing told since.
+func (e *ending) stands(t *take, now moldcast.Stamp) bool {
+	return e.of == t && t != nil && (e.n > 1 || now-e.at >= endSilence)
+}
+
+// ended takes note of an End of Session of t.
+func (x *Session) ended(t *take, m moldcast.Mark) {
+	if _, head := t.view.Bounds(); m.Next < head {
+		return // what is held contradicts it
+	}
+	if x.end.of != t || x.end.seq != m.Next {
+		x.end = ending{of: t, seq: m.Next}
+	}
+	x.end.n++
+	x.end.at = m.Stamp
+}
+
+// afterEnd reports whether p shows that the sender began anew: the take that l
+// is at had ended, and p brings, beyond its end, what no take holds.
+func (x *Session) afterEnd(l *line, p moldcast.Piece) (bool, error) {
+	r := p.Range()
+	if r.Next <= x.end.seq || !x.end.stands(l.cur, p.Time) {
+		return false, nil
+	}
+	_, m := p.Msgs.Split(int(max(r.First, x.end.seq) - r.First))
+	for q := max(r.First, x.end.seq); q < r.Next; q++ {
+		var one moldcast.Messages
+		one, m = m.Split(1)
+		for _, t := range append(x.older[:len(x.older):len(x.older)], x.take) {
+			held, _, err := t.look(q, one)
+			if held || err != nil {
+				return false, err
+			}
+		}
+	}
+	return true, nil
+}
+
 // part is a range of a piece with one verdict.
 type part struct {
 	first moldcast.Seq
@@ -115,6 +168,19 @@ func (x *Session) Add(p moldcast.Piece, place any) error {
 	l := x.lineFor(p.Line)
 	answer := x.im.confirm && p.Flags&moldcast.Repaired != 0
 	back := !answer && p.First < l.pos
+	if !answer {
+		after, err := x.afterEnd(l, p)
+		if err != nil {
+			return err
+		}
+		if after && x.take == x.end.of {
+			x.giveUp(l)
+			return x.fork(l, p)
+		}
+		if after {
+			l.cur = x.take // another line began it
+		}
+	}
 	parts, at, conflicts, err := x.judge(l, p, back)
 	if err != nil {
 		return err
@@ -256,7 +322,7 @@ func (x *Session) follow(l *line, p moldcast.Piece, in *take) {
 		}
 		l.run = append(l.run, known{r, p.Time, p.Heard, p.Line, p.Flags, in})
 	}
-	if l.next >= l.pos && len(l.held) == 0 && in != nil {
+	if l.next >= l.pos && len(l.held) == 0 && in != nil && !x.end.stands(l.cur, p.Time) {
 		l.pos = l.next
 		l.run, l.next = l.run[:0], 0
 	}

@@ -3,6 +3,7 @@ package importer
 import (
 	"fmt"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -36,6 +37,21 @@ func feed(t *testing.T, im *Importer, steps string) (conflicts []moldcast.Seq) {
 				conflicts = append(conflicts, c.Seq)
 			}
 			im.File(step == "packets")
+			continue
+		}
+		if f := strings.Fields(step); len(f) == 3 && f[1] == "end" { // "LINE end NEXT"
+			stamp++
+			next, err := strconv.Atoi(f[2])
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := s.Mark(moldcast.Mark{Kind: moldcast.End, Next: moldcast.Seq(next), Stamp: stamp, Line: f[0][0] - 'A'}); err != nil {
+				t.Fatal(err)
+			}
+			continue
+		}
+		if d, err := time.ParseDuration(step); err == nil {
+			stamp += moldcast.Stamp(d)
 			continue
 		}
 		var line, variant string
@@ -133,6 +149,17 @@ func TestRestarts(t *testing.T) {
 		{"packets: a prefix, with a held packet", "packets\nA a 1..5\nA a 6..9\nA a 1..2\nA b 3..4\nA b 5..12", "a1..9 | a1..2 b3..12", "[]"},
 		{"packets: two lines", "packets\nA a 1..5\nB a 1..5\nA a 6..9\nB a 6..9\nA b 1..3\nB b 1..3\nA b 4..6\nB b 4..6\nA b 7..12\nB b 7..12", "a1..9 | b1..12", "[]"},
 		{"packets: a line that differs never went back", "packets\nA a 1..5\nB b 1..5\nA a 6..9\nB b 6..9", "a1..9", "[1 6]"},
+		{"data beyond an end that was told twice", "packets\nA a 1..5\nA end 6\nA end 6\nA a 6..9\nA a 10..11", "a1..5 | a6..11", "[]"},
+		{"or once, and then silence", "packets\nA a 1..5\nA end 6\n3s\nA a 6..9", "a1..5 | a6..9", "[]"},
+		{"one packet's word is no end", "packets\nA a 1..5\nA end 6\nA a 6..9", "a1..9", "[]"},
+		{"nor what is below what is held", "packets\nA a 1..5\nA end 4\nA end 4\nA a 6..9", "a1..9", "[]"},
+		{"of a restart with the same beginning", "packets\nA a 1..5\nA end 6\nA end 6\nA a 1..3\nA a 4..5\nA a 6..9\nA end 10\nA end 10", "a1..5 | a1..9", "[]"},
+		{"with a piece across the end", "packets\nA a 1..5\nA end 6\nA end 6\nA a 1..3\nA a 4..7\nA a 8..9", "a1..5 | a1..9", "[]"},
+		{"on two lines", "packets\nA a 1..5\nB a 1..5\nA end 6\nB end 6\nA a 1..5\nA a 6..7\nB a 1..5\nB a 6..7\nB a 8..9\nA a 8..9", "a1..5 | a1..9", "[]"},
+		{"on two lines, the second ahead", "packets\nA a 1..5\nB a 1..5\nA end 6\nB end 6\nA a 1..5\nA a 6..7\nB a 1..5\nB a 8..9\nA a 8..9", "a1..5 | a1..9", "[]"},
+		{"an end of another file is none", "packets\nA a 1..5\nA end 6\nA end 6\npackets\nA a 6..9", "a1..9", "[]"},
+		{"twice ended", "packets\nA a 1..2\nA end 3\nA end 3\nA a 3..4\nA end 5\nA end 5\nA a 5..6", "a1..2 | a3..4 | a5..6", "[]"},
+		{"what comes again after the end is no restart", "packets\nA a 1..5\nA end 6\nA end 6\nA a 2..5\nA end 6", "a1..5", "[]"},
 		{"packets: repeated and late ones are none", "packets\nA a 1..2\nA a 5..6\nA a 3..4\nA a 5..6\nA a 7..9", "a1..9", "[]"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
