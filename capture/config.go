@@ -60,7 +60,12 @@ type Config struct {
 	NakBudget    time.Duration // how long a gap is asked for before it is a hole; default 10 s
 	MaxRequest   int           // most messages one request asks for; default moldcast.MaxCount
 	Stall        bool          // never give a gap up
-	Start        arbiter.Start // where a session that is not held yet begins
+	// Feed is what the sender does; its Covers is CoversChannel here: lines with
+	// numbers of their own are channels of their own.
+	Feed              moldcast.Feed
+	HeartbeatInterval time.Duration // how often an idle line is heard; default 1 s
+
+	Start arbiter.Start // where a session that is not held yet begins
 
 	UntilEnd   bool          // end when every session has ended and is durable
 	EndTimeout time.Duration // end with ErrEndTimeout after so long without a packet; 0: never
@@ -86,6 +91,8 @@ func (c *Config) EnsureDefaults() {
 	def(&c.ReorderWait, 2*time.Millisecond)
 	def(&c.NakRetry, 2*time.Millisecond)
 	def(&c.NakBudget, 10*time.Second)
+	def(&c.HeartbeatInterval, time.Second)
+	c.Feed.EnsureDefaults()
 	if c.ReorderBytes == 0 {
 		c.ReorderBytes = 64 << 20
 	}
@@ -124,7 +131,7 @@ func (c *Config) Validate() error {
 		return fmt.Errorf("%w: channel %s has %d lines; at most %d", ErrConfig, c.Channel, len(c.Lines), MaxLines)
 	case c.RerequestSource && c.RerequestPort == 0:
 		return fmt.Errorf("%w: channel %s asks the stream's source but no port is given", ErrConfig, c.Channel)
-	case c.ReorderBytes < 0, c.NakRate < 0, c.NakRetry < 0, c.NakBudget < 0, c.EndTimeout < 0:
+	case c.ReorderBytes < 0, c.NakRate < 0, c.NakRetry < 0, c.NakBudget < 0, c.EndTimeout < 0, c.HeartbeatInterval < 0:
 		return fmt.Errorf("%w: channel %s has a negative limit", ErrConfig, c.Channel)
 	}
 	for i, l := range c.Lines {

@@ -202,7 +202,8 @@ func (c *Channel) watch(now moldcast.Instant) {
 	}
 	n := &h.nothing
 	was := now - n.since
-	if n.set(now, live == 0 && !quiet && now-last > silence, last) {
+	idle := quiet || c.cfg.Feed.Heartbeats == moldcast.HeartbeatNone // silence means nothing then
+	if n.set(now, live == 0 && !idle && now-last > silence, last) {
 		log.Info("recovered: packets come again", "channel", c.cfg.Channel, "after", time.Duration(was))
 	}
 	if n.due(now, 0) {

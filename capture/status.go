@@ -14,6 +14,7 @@ import (
 // in the stopped event.
 type Status struct {
 	Channel          string          `json:"channel"`
+	Feed             moldcast.Feed   `json:"feed"`            // what the sender does, as configured
 	State            string          `json:"state"`           // StateOK …
 	Error            string          `json:"error,omitempty"` // of StateFailed
 	Since            *time.Time      `json:"since,omitempty"` // of StateDegraded
@@ -156,7 +157,7 @@ func verdicts(c *arbiter.Counters) Verdicts {
 
 // status is the snapshot. Owner: the engine.
 func (c *Channel) status() Status {
-	st := Status{Channel: c.cfg.Channel, Counters: c.arb.Counters(), Measured: c.arb.LineStats(c.clock.Now())}
+	st := Status{Channel: c.cfg.Channel, Feed: c.cfg.Feed, Counters: c.arb.Counters(), Measured: c.arb.LineStats(c.clock.Now())}
 	st.Verdicts = verdicts(&st.Counters) // before datagrams are added that never came this far
 	st.Lines = lineStatus(st.Measured, c.Lines())
 	c.heard(st.Lines)

@@ -69,6 +69,10 @@ const (
 	Unrecoverable HoleReason = "unrecoverable" // asked for until the budget was spent
 	Damaged       HoleReason = "damaged"       // was stored; the disk gave it back wrong
 	Pruned        HoleReason = "pruned"        // was stored; retention removed it
+
+	// Absent: numbers of the session only rise (Rising), and none of these was
+	// heard. Such ranges are no holes, and no list of holes has them.
+	Absent HoleReason = "absent"
 )
 
 // HoleError is what a reader meets at a range that an archive lacks.

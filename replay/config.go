@@ -38,6 +38,10 @@ type Stream struct {
 	// before the first message. It must not be empty.
 	Range moldcast.Range
 
+	// Sparse says that numbers only rise: where a Source jumps nothing is
+	// missing, and it need not reach Range.Next.
+	Sparse bool
+
 	// Open gives a Source that starts at from. It is called by the read-ahead
 	// goroutine alone: at the start, for each seek and loop, and again and
 	// again while a hole is waited for, when it must see what was filled.

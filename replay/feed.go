@@ -34,6 +34,7 @@ type feed struct {
 	src    Source
 	pos    moldcast.Seq // next sequence to come off
 	limit  moldcast.Seq // exclusive end
+	sparse bool         // a jump is no hole
 	high   moldcast.Stamp
 
 	size   int   // payload bytes of framed messages that fit the MTU
@@ -98,6 +99,9 @@ func (f *feed) join() error {
 				f.held, f.pending = f.head, true
 				break
 			}
+			if n > 0 && f.pos != first+moldcast.Seq(n) {
+				break // numbers were skipped
+			}
 		}
 		if n > 0 && uint64(f.time)-uint64(start) > uint64(f.window) {
 			break
@@ -134,6 +138,8 @@ func (f *feed) pull() (bool, error) {
 		if err != nil {
 			var h *moldcast.HoleError
 			switch {
+			case errors.Is(err, io.EOF) && f.sparse:
+				return f.finish()
 			case errors.Is(err, io.EOF):
 				// Short of the range that was promised: its rest is missing.
 				return f.miss(f.limit, moldcast.NotCaptured), nil
@@ -167,6 +173,9 @@ func (f *feed) pull() (bool, error) {
 		f.rest = p.Msgs
 		f.high = max(f.high, p.Time)
 		f.time = f.high
+		if r.First > f.pos && f.sparse {
+			f.pos = r.First
+		}
 		if r.First > f.pos {
 			// The source jumped and did not say so: still a hole.
 			return f.miss(r.First, moldcast.NotCaptured), nil
@@ -185,6 +194,9 @@ func (f *feed) miss(next moldcast.Seq, why moldcast.HoleReason) bool {
 }
 
 func (f *feed) finish() (bool, error) {
+	if f.sparse {
+		f.pos = f.limit
+	}
 	f.head = event{kind: end, first: f.pos, next: f.pos, time: f.high}
 	return true, nil
 }

@@ -95,7 +95,7 @@ func (r *readAhead) run(ctx context.Context, from func(int) moldcast.Seq, window
 	var m merge
 	for i, s := range r.cfg.Streams {
 		f := &feed{
-			stream: i, pos: min(max(from(i), s.Range.First), s.Range.Next), limit: s.Range.Next,
+			stream: i, pos: min(max(from(i), s.Range.First), s.Range.Next), limit: s.Range.Next, sparse: s.Sparse,
 			size: moldcast.PayloadSize(r.cfg.MTU) - moldcast.HeaderSize, repack: r.cfg.Packets == Repack, window: window,
 		}
 		src, err := s.Open(f.pos)

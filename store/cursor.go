@@ -184,6 +184,9 @@ func (c *Cursor) fill() error {
 	case inPruned:
 		c.q = p.r.Next
 		return &PrunedError{Range: p.r}
+	case inAbsent:
+		c.q = p.r.Next
+		return nil
 	case inHole:
 		c.q = hole.Range.Next
 		return &moldcast.HoleError{Hole: hole}

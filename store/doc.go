@@ -9,7 +9,7 @@
 //	  audit.log                        removals and holds, a JSON object a line
 //	  reserve                          room allocated for the last writes on a full disk
 //	  CHANNEL/SESSION@TAKE/            the session in its printed form
-//	    session.json                   identity, first sequence, groups of the lines, newest seal
+//	    session.json                   identity, first sequence, groups of the lines, what the sender does (moldcast.Feed), newest seal
 //	    000001.seg/                    a Pebble store, numbered by order of creation
 //	      seal.json                    once sealed
 //	    damaged/000001-123.json        block 123 of that segment failed its checks
@@ -123,7 +123,9 @@
 //     passes a hole. Both move down only when a lower first sequence comes up,
 //     or damage is found.
 //   - Holes are the complement of coverage between first and head (the end, of
-//     an ended session): records only give reasons.
+//     an ended session): records only give reasons. But where the facts say that
+//     numbers only rise, only what the disk gave back wrong is a hole: numbers
+//     that were not heard need not exist. next is the head (the end) there.
 //   - The end is the highest that a mark gives, unless data lies beyond it; once
 //     one was withdrawn (Writer.Withdraw), what the facts say, which each mark
 //     of an end sets from then on. The record with the highest rev holds.

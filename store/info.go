@@ -90,6 +90,7 @@ type Detail struct {
 	Ended       bool          `json:"ended"`
 	EndSeq      *moldcast.Seq `json:"end_seq"` // one past the last message, when ended
 	Groups      []string      `json:"groups"`  // of the lines, in order
+	Feed        moldcast.Feed `json:"feed"`    // what the sender does, as it was recorded
 	HoleList    []HoleInfo    `json:"hole_list"`
 	FillList    []FillInfo    `json:"fill_list"`
 	PrunedList  []PrunedInfo  `json:"pruned_list"`

@@ -137,6 +137,8 @@ type facts struct {
 	Start  moldcast.Seq `json:"start_seq,omitempty"` // where it begins, when that was put on record
 	Groups []string     `json:"groups,omitempty"`    // of its lines
 	Ending *ending      `json:"ending,omitempty"`    // nil: what marks say
+	// Feed is what its sender does; nil: not known, which is the default.
+	Feed *moldcast.Feed `json:"feed,omitempty"`
 }
 
 // ending is what is known of the end of a session beyond its marks. Of two, the
@@ -157,6 +159,9 @@ func (f *facts) merge(o facts) {
 	}
 	if o.Ending != nil && (f.Ending == nil || o.Ending.Rev > f.Ending.Rev) {
 		f.Ending = o.Ending
+	}
+	if o.Feed != nil {
+		f.Feed = o.Feed
 	}
 }
 

@@ -109,6 +109,10 @@ func (s *session) detail(state State, full bool) (Detail, error) {
 		Groups:   append([]string{}, s.facts.Groups...),
 		HoleList: []HoleInfo{}, PrunedList: []PrunedInfo{}, FillList: []FillInfo{}, SegmentList: []SegmentInfo{}, Rates: []Rate{}, Lines: []LineInfo{},
 	}
+	if s.facts.Feed != nil {
+		d.Feed = *s.facts.Feed
+	}
+	d.Feed.EnsureDefaults()
 	if end, ok := s.endSeq(); ok {
 		d.Ended, d.EndSeq = true, &end
 	}

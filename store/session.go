@@ -36,6 +36,7 @@ type session struct {
 	synced gap.Set      // of that, what is durable
 	gone   gap.Set      // of that, what was pruned
 	facts  facts
+	firm   firm
 	mark   moldcast.Seq // lowest sequence that a mark carried; 0: none
 	ended  bool         // an End of Session is on record, for end
 	end    moldcast.Seq
@@ -167,10 +168,20 @@ func (s *session) endSeq() (end moldcast.Seq, ok bool) {
 }
 
 // next is one past what is held without a hole from first. REQUIRES: mu.
-func (s *session) next() moldcast.Seq { return reach(&s.cov, s.first()) }
+func (s *session) next() moldcast.Seq {
+	if s.sparse() {
+		return s.whole()
+	}
+	return reach(&s.cov, s.first())
+}
 
 // durable is next of what is durable. REQUIRES: mu.
-func (s *session) durable() moldcast.Seq { return reach(&s.synced, s.first()) }
+func (s *session) durable() moldcast.Seq {
+	if s.sparse() {
+		return min(s.whole(), s.firm.get(&s.cov, &s.synced))
+	}
+	return reach(&s.synced, s.first())
+}
 
 func reach(set *gap.Set, first moldcast.Seq) moldcast.Seq {
 	if rs := set.Ranges(); len(rs) > 0 && rs[0].First <= first && first < rs[0].Next {
@@ -238,6 +249,7 @@ const (
 	lostBlock              // in seg by its seal, but no sound header says so
 	onRecord               // in seg, on record as damaged
 	inHole
+	inAbsent // a number that no message need have
 	inPruned
 	beyond
 	below
@@ -306,6 +318,9 @@ func (s *session) locate(q moldcast.Seq) place {
 		limit = min(limit, l.r.First)
 	}
 	part, _ := s.cov.Cut(moldcast.Range{First: q, Next: limit})
+	if s.sparse() {
+		return place{where: inAbsent, r: part}
+	}
 	return place{where: inHole, r: part}
 }
 
@@ -316,6 +331,14 @@ func (s *session) holeAt(r moldcast.Range) moldcast.Hole {
 
 // missing lists the holes. REQUIRES: mu.
 func (s *session) missing() (out []moldcast.Hole) {
+	if s.sparse() {
+		for _, l := range s.lost {
+			for _, r := range s.cov.Missing(l.r) {
+				out = s.holes.cut(out, r)
+			}
+		}
+		return out
+	}
 	for _, r := range s.cov.Missing(moldcast.Range{First: s.first(), Next: s.limit()}) {
 		out = s.holes.cut(out, r)
 	}

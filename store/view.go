@@ -43,6 +43,18 @@ func (v *View) Ended() (end moldcast.Seq, ok bool) {
 	return s.endSeq()
 }
 
+// Feed is what the sender does, as it was recorded.
+func (v *View) Feed() (f moldcast.Feed) {
+	s := v.s
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.facts.Feed != nil {
+		f = *s.facts.Feed
+	}
+	f.EnsureDefaults()
+	return f
+}
+
 // Groups are the recorded groups of the lines, in order; empty when they are
 // not known.
 func (v *View) Groups() []string {
@@ -52,7 +64,8 @@ func (v *View) Groups() []string {
 	return append([]string(nil), s.facts.Groups...)
 }
 
-// Coverage is what is held: ranges in order, with a hole between any two.
+// Coverage is what is held: ranges in order, with a hole between any two or,
+// where numbers only rise, numbers that no message has.
 func (v *View) Coverage() []moldcast.Range {
 	s := v.s
 	s.mu.Lock()
@@ -82,7 +95,8 @@ func (v *View) Holes() []moldcast.Hole {
 // Append appends to dst up to count messages from first on, contiguous and
 // framed as on the wire, that take up to size bytes; a first message that
 // alone is larger is appended alone. It goes across blocks and pieces. n is
-// how many; 0 only with an error: *moldcast.HoleError at a hole, ErrBeyond at
+// how many; 0 only with an error: *moldcast.HoleError at a hole (where numbers
+// only rise, at one that no message has, with the reason Absent), ErrBeyond at
 // or beyond the head, ErrBelow before the first, *PrunedError where it was
 // pruned, *CorruptError where the disk
 // gave a block back wrong, and, unless cold, ErrCold where a block must be
@@ -188,6 +202,9 @@ func (v *View) cannot(p place, hole moldcast.Hole) error {
 	case inHole:
 		v.s.refreshIfDue()
 		return &moldcast.HoleError{Hole: hole}
+	case inAbsent:
+		v.s.refreshIfDue()
+		return &moldcast.HoleError{Hole: moldcast.Hole{Range: p.r, Reason: moldcast.Absent}}
 	case below:
 		return ErrBelow
 	case inPruned:
@@ -248,7 +265,7 @@ func (v *View) SeqAt(t moldcast.Stamp) moldcast.Seq {
 		switch {
 		case p.where == beyond:
 			return head
-		case skip, p.where == inHole, p.where == lostBlock, p.where == onRecord, p.where == below, p.where == inPruned:
+		case skip, p.where == inHole, p.where == inAbsent, p.where == lostBlock, p.where == onRecord, p.where == below, p.where == inPruned:
 		case p.where == inSegment:
 			_, err := p.seg.loadIndex(s.a.table)
 			if err == nil || errors.Is(err, errGone) && s.vanished(p.seg) {

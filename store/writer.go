@@ -353,6 +353,7 @@ func (w *Writer) store(q moldcast.Piece, patch bool) error {
 		w.signal()
 	}
 	m.cov.Add(r)
+	s.firm.lower(r.First)
 	m.unsynced.Add(r)
 	m.fresh += size
 	if patch {
@@ -457,6 +458,21 @@ func (w *Writer) Lines(groups []string) {
 		s.facts.Groups = slices.Clone(groups)
 		w.changed()
 	}
+}
+
+// Feed records what the sender does. Where its numbers only rise, what is not
+// held is no hole.
+func (w *Writer) Feed(f moldcast.Feed) {
+	s := w.s
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	f.EnsureDefaults()
+	if w.closing || s.facts.Feed != nil && *s.facts.Feed == f {
+		return
+	}
+	s.facts.Feed = &f
+	w.changed()
+	w.publish()
 }
 
 // Mark records a heartbeat or End of Session as it was heard; one that is

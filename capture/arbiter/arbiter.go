@@ -96,13 +96,17 @@ func (a *Arbiter) HeldPackets() int { return len(a.held) + a.parked }
 // Offer takes a datagram that came on a line (0..Lines-1) at stamp, from the
 // address src. d is not kept. now must not go back from call to call.
 func (a *Arbiter) Offer(now moldcast.Instant, stamp moldcast.Stamp, line int, src netip.Addr, d []byte) {
-	p, err := moldcast.Parse(d)
+	p, err := a.parse(d)
 	if err != nil {
 		a.c.Malformed++
 		return
 	}
 	a.now, a.stamp = now, stamp
 	a.heard[line] = heard{now, stamp, true}
+	if p.Kind == moldcast.Heartbeat && a.cfg.Feed.Heartbeats == moldcast.HeartbeatNone {
+		a.c.Packets++ // it is none, whatever it is
+		return
+	}
 	s := a.last
 	if s == nil || s.name != p.Session {
 		if s = a.sessions[p.Session]; s == nil {
@@ -118,7 +122,7 @@ func (a *Arbiter) Offer(now moldcast.Instant, stamp moldcast.Stamp, line int, sr
 // (0..Servers-1). The caller vouches for the address. Only messages that were
 // asked for are used: an answer can fill what is missing, and nothing else.
 func (a *Arbiter) OfferAnswer(now moldcast.Instant, stamp moldcast.Stamp, server int, d []byte) {
-	p, err := moldcast.Parse(d)
+	p, err := a.parse(d)
 	if err != nil {
 		a.c.Malformed++
 		return
@@ -197,9 +201,20 @@ func (a *Arbiter) answers(s *Session, r moldcast.Range) bool {
 	return false
 }
 
-// holds reports whether the message at seq is held, in the store or waiting.
+// holds reports whether the message at seq is surely held, in the store or
+// waiting.
 func (s *Session) holds(seq moldcast.Seq) bool {
 	_, v := s.m.Classify(moldcast.Range{First: seq, Next: seq + 1})
+	return v == gap.Duplicate
+}
+
+// holds is Session.holds, and asks the store where only that knows.
+func (a *Arbiter) holds(s *Session, seq moldcast.Seq) bool {
+	r, v := s.m.Classify(moldcast.Range{First: seq, Next: seq + 1})
+	if v == gap.Forgotten {
+		_, held := a.covers(s, r)
+		return held
+	}
 	return v == gap.Duplicate
 }
 
@@ -375,6 +390,9 @@ func (a *Arbiter) reveal(now moldcast.Instant, line int, s *Session, next moldca
 // table by forgetting ranges that are lost; the ledger follows when an eighth
 // more has gathered.
 func (a *Arbiter) lack(s *Session, r moldcast.Range) {
+	if a.cfg.Gap.Sparse {
+		return
+	}
 	s.missing.open(r)
 	if bound := a.cfg.Gap.MaxGaps; len(s.missing.gaps) > bound+bound/8+8 {
 		s.prune()

@@ -53,6 +53,10 @@ type Config struct {
 	// WaitOverhead added for each piece. Default 64 MiB, at least MinReorderBytes.
 	ReorderBytes int
 
+	// Feed is what the sender does. Rising: nothing is a gap, and a session
+	// begins at what is heard. Covers and Snapshot are not the Arbiter's.
+	Feed moldcast.Feed
+
 	// Gap configures the gap machine of each session. Lines, Servers, GiveUp
 	// and (for Stall) Budget are set by EnsureDefaults.
 	Gap gap.Config
@@ -106,6 +110,9 @@ type Limits struct {
 	// ForkWindow is how close two conflicting packets of one source must be to
 	// begin a new take. Default 1s.
 	ForkWindow time.Duration
+	// Back is how far below the head, in messages, packets from 1 on must be to
+	// mark a restart, where they do. Default 10000: farther than any disorder.
+	Back uint64
 	// Takes is how many takes a session name may begin per SessionsWindow; what
 	// would begin more is conflicts. Default 16.
 	Takes int
@@ -134,6 +141,10 @@ func (c *Config) EnsureDefaults() {
 			c.Start = Beginning
 		}
 	}
+	c.Feed.EnsureDefaults()
+	if c.Gap.Sparse = c.Feed.Increments == moldcast.Rising; c.Gap.Sparse {
+		c.Start = Live // there is no telling whether 1 exists
+	}
 	set(&c.ReorderWait, 2*time.Millisecond)
 	set(&c.ReorderBytes, 64<<20)
 	c.Gap.Lines = c.Lines
@@ -158,6 +169,7 @@ func (c *Config) EnsureDefaults() {
 	set(&l.OpenRetryMax, 10*time.Second)
 	set(&l.StoreRetry, time.Millisecond)
 	set(&l.ForkWindow, time.Second)
+	set(&l.Back, 10_000)
 	set(&l.Takes, 16)
 	set(&l.Sources, 32)
 	set(&l.KeptPackets, 64)
@@ -179,6 +191,12 @@ func (c *Config) Validate() error {
 		return fmt.Errorf("%w: channel %s: %s", ErrConfig, c.Channel, fmt.Sprintf(format, args...))
 	}
 	switch l := c.Limits; {
+	case c.Feed.Increments != moldcast.Consecutive && c.Feed.Increments != moldcast.Rising:
+		return bad("increments %q", c.Feed.Increments)
+	case c.Feed.Restart != moldcast.RestartSession && c.Feed.Restart != moldcast.RestartSequence:
+		return bad("restart %q", c.Feed.Restart)
+	case c.Feed.Heartbeats != moldcast.HeartbeatNext && c.Feed.Heartbeats != moldcast.HeartbeatLast && c.Feed.Heartbeats != moldcast.HeartbeatNone:
+		return bad("heartbeats %q", c.Feed.Heartbeats)
 	case c.Lines < 1 || c.Lines > 254:
 		return bad("%d lines; want 1 to 254", c.Lines)
 	case c.Servers < 0:

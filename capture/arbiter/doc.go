@@ -54,6 +54,15 @@
 // fell silent is heard, and it was silent for Limits.Grace. It is closed as one that
 // ended is, and opened anew if something comes for it.
 //
+// # A feed
+//
+// Config.Feed says what a sender does differently. Where numbers only rise, a
+// jump is no gap: nothing is missing, waits or is asked for, heartbeats and ends
+// reveal nothing, and a session begins at what is heard; what comes late is
+// stored where it belongs, since the store tells what it holds. Heartbeats that
+// carry the last sequence are taken for the next; where there are none, packets
+// without messages are counted and nothing else.
+//
 // # A take
 //
 // A sender that was started again under its session's name sends other
@@ -66,13 +75,20 @@
 //     held, or went on with it, in between. One conflict alone is counted, said
 //     and dropped, as are two with an agreeing packet between: who can forge
 //     packets beside a sender that goes on ends nothing;
+//
 //   - at data at or beyond the end of a session that ended. The end must have
 //     been heard twice, or be on record, or nothing heard since for as long as
 //     three heartbeats: else data after it contradicts it, and the session goes on;
+//
 //   - at a heartbeat (or end), when for as long as three of them, and for three at
 //     least, every live line was below the head and none brought anything new. A
 //     line is below where it went back: its next message is held, and it had
 //     sent beyond it.
+//
+//   - where Config.Feed says that numbers from 1 mark a restart: at a packet
+//     that goes on from one at 1, of the same source and line, Limits.Back below
+//     the head or more, when no line has gone on at the head between the two.
+//     One packet never does, and a stream that goes on beside is no restart.
 //
 // What a source sends below the highest that it sent is its run: an unbroken
 // ascent, but for losses. The take begins where the run did that led to the
@@ -80,7 +96,7 @@
 // KeptBytes, the oldest making room; of what agreed the ranges suffice, and
 // Output.Copy takes the bytes from the take before. What neither brings is a gap
 // of the new take like any other. For three heartbeats after a take began by
-// conflict, packets of other sources that go on where they were in the take
+// conflict, or from 1, packets of other sources that go on where they were in the take
 // before are dropped, and count as conflicts. At most Limits.Takes per
 // Limits.SessionsWindow.
 //

@@ -10,7 +10,9 @@ import (
 func (a *Arbiter) extend(s *Session, r moldcast.Range, msgs moldcast.Messages) (moldcast.Range, moldcast.Messages) {
 	first := s.m.First()
 	if s.m.Extend(r.First) {
-		s.missing.extend(r.First, first)
+		if !a.cfg.Gap.Sparse {
+			s.missing.extend(r.First, first)
+		}
 		return r, msgs
 	}
 	below := min(r.Len(), uint64(first-r.First))
@@ -68,10 +70,13 @@ func (a *Arbiter) recall(now moldcast.Instant, line int, s *Session, p moldcast.
 	if !a.out.Append(s, p) {
 		return false
 	}
-	r := p.Range()
+	r, came := p.Range(), gap.Stale
+	if s.sparse {
+		came = gap.Fill // nothing was ever given up
+	}
 	s.m.Accept(now, line, r)
 	s.missing.fill(r, p.Time, p.Time)
-	a.accepted(s, line, gap.Stale, r.Len())
+	a.accepted(s, line, came, r.Len())
 	a.remember(s, p.First, p.Msgs)
 	a.stored(p)
 	return true

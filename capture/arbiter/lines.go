@@ -107,6 +107,8 @@ func (s *Session) account(now moldcast.Instant, stamp moldcast.Stamp, line int, 
 		l.first, l.next = r.First, r.Next
 	case r.First == was:
 		l.next = r.Next
+	case r.First > was && s.sparse:
+		l.next = r.Next // what was skipped need not exist
 	case r.First > was:
 		l.pass(now, len(l.passed), moldcast.Range{First: was, Next: r.First})
 		l.next = r.Next

@@ -23,7 +23,7 @@ const epoch moldcast.Stamp = 1_500_000_000_000_000_000
 // script runs one testdata file:
 //
 //	new [lines=N] [servers=N] [start=live|beginning] [stall] [sessions=S,…]
-//	    [reorder-wait=DUR] [reorder-bytes=N] [NAME=… of the limits]
+//	    [increments=…] [restart=…] [heartbeats=…] [reorder-wait=DUR] [reorder-bytes=N] [NAME=… of the limits]
 //	archive S first=N head=N [holes=A..B[@BEFORE/AFTER],…] [end=N] [headtime=DUR]
 //	    what Output.Open will find
 //	run
@@ -619,6 +619,14 @@ func (s *script) configure(d *datadriven.TestData) {
 			cfg.Limits.HeldPackets = number()
 		case "compared":
 			cfg.Limits.Compared = number()
+		case "back":
+			cfg.Limits.Back = uint64(number())
+		case "increments":
+			cfg.Feed.Increments = moldcast.Increments(v)
+		case "restart":
+			cfg.Feed.Restart = moldcast.Restart(v)
+		case "heartbeats":
+			cfg.Feed.Heartbeats = moldcast.Heartbeats(v)
 		default:
 			d.Fatalf(s.t, "unknown argument %s", arg.Key)
 		}

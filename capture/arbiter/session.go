@@ -87,6 +87,7 @@ type Session struct {
 	wait     waiting
 	opened   moldcast.Instant
 	heard    moldcast.Instant // of the last packet
+	sparse   bool             // numbers only rise
 	live     bool             // began at what was heard first: lower packets may come within the start window
 	asks     bool             // a request was ever handed out
 	conflict bool             // one was reported
@@ -99,6 +100,7 @@ type Session struct {
 	resumed bool         // the archive held some of it
 	high    moldcast.Seq // one past the highest message held
 	tracks  []*track
+	ahead   uint64 // serial of the newest packet that brought more than the highest
 	agreed  uint64 // serial of the newest packet of data that did not contradict what is held
 	low     []low  // by line
 	parked  int    // packets of its tracks that wait for a comparison

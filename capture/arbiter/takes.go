@@ -20,6 +20,8 @@ const (
 	AfterEnd
 	// WentBack: every live line was below the head for three heartbeats.
 	WentBack
+	// BackToOne: numbers began at 1 again, where that marks a restart.
+	BackToOne
 )
 
 func (c Cause) String() string {
@@ -28,6 +30,8 @@ func (c Cause) String() string {
 		return "conflicting packets"
 	case AfterEnd:
 		return "data after end of session"
+	case BackToOne:
+		return "numbers from 1 again"
 	}
 	return "lines went back"
 }
@@ -76,8 +80,8 @@ type kept struct {
 	serial uint64 // in the order of arrival; 0: not given yet
 }
 
-func (k *kept) packet() moldcast.Packet {
-	p, _ := moldcast.Parse(k.data) // it parsed when it came
+func (a *Arbiter) packet(k *kept) moldcast.Packet {
+	p, _ := a.parse(k.data) // it parsed when it came
 	return p
 }
 
@@ -111,6 +115,10 @@ type run struct {
 	heard  moldcast.Instant
 	kept   []kept
 	bytes  int
+	one    struct { // the newest packet at 1
+		serial uint64
+		next   moldcast.Seq // one past its last message
+	}
 }
 
 func (x *run) clear() {
@@ -269,12 +277,30 @@ func (a *Arbiter) admit(k kept, line int, src netip.Addr, s *Session, p moldcast
 		t.top = p.First // it began with the session: it may lag, but did not go back
 	}
 	inRun := t.place(k.now, p.Range(), s.high, moldcast.Instant(l.ForkWindow))
+	if a.backToOne(k, s, t, p, inRun) && a.fork(k, s, t, Fork{Cause: BackToOne, At: p.First, First: 1}, p) {
+		return
+	}
 	j := a.judge(s, p.Range(), p.Msgs)
 	compare := j.unknown > 0 && j.differ == 0
 	if (compare || inRun && len(t.queue) > 0) && a.park(k, t, s, p, compare) {
 		return
 	}
 	a.settle(k, t, s, p, inRun, j)
+}
+
+// backToOne reports that p tells of a restart by its number alone: it goes on
+// from a packet at 1 of the same source, far below the head, and since that one
+// no line has gone on at the head.
+func (a *Arbiter) backToOne(k kept, s *Session, t *track, p moldcast.Packet, inRun bool) bool {
+	if a.cfg.Feed.Restart != moldcast.RestartSequence || !inRun {
+		return false
+	}
+	r, one := p.Range(), &t.run.one
+	if r.First == 1 {
+		one.serial, one.next = k.serial, r.Next
+		return false
+	}
+	return t.run.seen.Contains(1) && r.First >= one.next && r.Next < s.high && uint64(s.high-r.Next) >= a.cfg.Limits.Back && s.ahead < one.serial
 }
 
 // settle takes a packet of data that was compared.
@@ -306,6 +332,9 @@ func (a *Arbiter) settle(k kept, t *track, s *Session, p moldcast.Packet, inRun 
 	switch {
 	case j.fresh > 0:
 		s.agreed = max(s.agreed, k.serial)
+		if r.Next > s.high {
+			s.ahead = max(s.ahead, k.serial)
+		}
 		s.endAt = max(s.endAt, k.now) // the sender goes on
 		for i := range s.low {
 			s.low[i].on = false
@@ -368,7 +397,7 @@ func (a *Arbiter) lower(now moldcast.Instant, s *Session, t *track, next moldcas
 	l := &s.low[t.line]
 	now = max(now, l.heard)
 	l.heard = now
-	below := next < s.high && (t.top == 0 || next < t.top) && (next < s.m.First() || s.holds(next))
+	below := next < s.high && (t.top == 0 || next < t.top) && (next < s.m.First() || a.holds(s, next))
 	if !below {
 		*l = low{heard: now}
 		return false
@@ -432,7 +461,7 @@ func (a *Arbiter) park(k kept, t *track, s *Session, p moldcast.Packet, compare 
 	k.data = slices.Clone(k.data)
 	x := &parked{kept: k, waits: compare}
 	if compare {
-		p := x.packet()
+		p := a.packet(&x.kept)
 		if !a.out.Compare(&Comparison{Session: s, First: p.First, Msgs: p.Msgs, t: t, p: x}) {
 			return false
 		}
@@ -470,7 +499,7 @@ func (a *Arbiter) pump(s *Session, t *track, all bool) {
 		if x.waits && x.result == nil && !all {
 			return
 		}
-		p := x.packet()
+		p := a.packet(&x.kept)
 		j := a.judge(s, p.Range(), p.Msgs)
 		a.unpark(s, t)
 		x.gone = true
@@ -513,14 +542,16 @@ func (a *Arbiter) fork(k kept, s *Session, t *track, f Fork, p moldcast.Packet) 
 	a.out.Superseded(s, n)
 	next := p.First
 	for i := range t.run.kept {
-		next = min(next, t.run.kept[i].packet().First)
+		next = min(next, a.packet(&t.run.kept[i]).First)
 	}
 	next = max(next, f.First)
 	n.m.Start(next)
 	n.high = next
 	if f.First < next {
 		n.m.Extend(f.First)
-		n.missing.extend(f.First, next)
+		if !n.sparse {
+			n.missing.extend(f.First, next)
+		}
 	}
 	a.sessions[s.name] = n
 	a.order[slices.Index(a.order, s)] = n
@@ -538,7 +569,7 @@ func (a *Arbiter) fork(k kept, s *Session, t *track, f Fork, p moldcast.Packet) 
 			x.gone = true
 			waiting = append(waiting, waitingPacket{x.kept, o.line, o.src})
 		}
-		if o.top = max(o.top, o.run.seen.Bounds().Next); f.Cause == Conflict && o != t && o.top != 0 {
+		if o.top = max(o.top, o.run.seen.Bounds().Next); (f.Cause == Conflict || f.Cause == BackToOne) && o != t && o.top != 0 {
 			n.past.tracks = append(n.past.tracks, o)
 		}
 	}
@@ -546,7 +577,7 @@ func (a *Arbiter) fork(k kept, s *Session, t *track, f Fork, p moldcast.Packet) 
 	copied := t.run.agreed.Clone()
 	for i := range t.run.kept {
 		x := &t.run.kept[i]
-		p := x.packet()
+		p := a.packet(x)
 		a.c.Retaken += uint64(p.Msgs.Len())
 		nt.top = max(nt.top, p.Range().Next)
 		copied.Remove(p.Range())
@@ -568,7 +599,7 @@ func (a *Arbiter) fork(k kept, s *Session, t *track, f Fork, p moldcast.Packet) 
 	a.out.Close(s)
 	a.admit(k, t.line, t.src, n, p)
 	for _, w := range waiting {
-		a.admit(w.kept, w.line, w.src, a.sessions[s.name], w.packet())
+		a.admit(w.kept, w.line, w.src, a.sessions[s.name], a.packet(&w.kept))
 	}
 	return true
 }
@@ -601,6 +632,12 @@ func (a *Arbiter) Copied(now moldcast.Instant, stamp moldcast.Stamp, s *Session,
 	a.c.Copied += uint64(msgs.Len())
 	for r := (moldcast.Range{First: first, Next: first + moldcast.Seq(msgs.Len())}); !r.Empty(); {
 		sub, v := s.m.Classify(r)
+		if v == gap.Forgotten && s.sparse {
+			var held bool
+			if sub, held = a.covers(s, sub); !held {
+				v = gap.Fill
+			}
+		}
 		part := msgs
 		if n := int(sub.Len()); n < msgs.Len() {
 			part, msgs = msgs.Split(n)

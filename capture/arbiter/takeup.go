@@ -95,8 +95,8 @@ func (a *Arbiter) release(which func(*held) bool) []held {
 }
 
 // parsed is the packet of h, which parsed when it was held.
-func (h *held) parsed() moldcast.Packet {
-	p, _ := moldcast.Parse(h.data)
+func (a *Arbiter) parsed(h *held) moldcast.Packet {
+	p, _ := a.parse(h.data)
 	return p
 }
 
@@ -145,7 +145,7 @@ func (a *Arbiter) offer(now moldcast.Instant, stamp moldcast.Stamp, line int, sr
 		})
 		for i := range confirmed {
 			h := &confirmed[i]
-			a.admit(kept{now: now, stamp: h.stamp, data: h.data}, h.line, h.src, a.sessions[s.name], h.parsed())
+			a.admit(kept{now: now, stamp: h.stamp, data: h.data}, h.line, h.src, a.sessions[s.name], a.parsed(h))
 		}
 		if len(confirmed) > 0 {
 			b = plausible
@@ -196,14 +196,14 @@ func (a *Arbiter) unknown(now moldcast.Instant, stamp moldcast.Stamp, line int, 
 	s := a.open(now, p.Session, start)
 	if s == nil {
 		for i := range first {
-			a.refused(first[i].parsed())
+			a.refused(a.parsed(&first[i]))
 		}
 		a.refused(p)
 		return
 	}
 	for i := range first {
 		h := &first[i]
-		a.offer(now, h.stamp, h.line, h.src, a.sessions[s.name], h.parsed(), h.data)
+		a.offer(now, h.stamp, h.line, h.src, a.sessions[s.name], a.parsed(h), h.data)
 	}
 	a.offer(now, stamp, line, src, a.sessions[s.name], p, d)
 }
@@ -236,7 +236,7 @@ func (a *Arbiter) mayOpen(now moldcast.Instant, name moldcast.Session) bool {
 
 func (a *Arbiter) newSession(now moldcast.Instant, name moldcast.Session) *Session {
 	s := &Session{
-		name: name, m: gap.New(a.cfg.Gap), known: newHashes(a.cfg.Limits.Compared),
+		name: name, sparse: a.cfg.Gap.Sparse, m: gap.New(a.cfg.Gap), known: newHashes(a.cfg.Limits.Compared),
 		opened: now, heard: now, low: make([]low, a.cfg.Lines), lines: make([]lineState, a.cfg.Lines),
 	}
 	if a.cfg.Lines > 1 {
@@ -262,6 +262,9 @@ func (a *Arbiter) open(now moldcast.Instant, name moldcast.Session, start moldca
 		return nil
 	}
 	delete(a.failing, name)
+	if s.sparse {
+		h.Holes = nil
+	}
 	switch {
 	case h.First != 0:
 		ranges := make([]moldcast.Range, 0, len(h.Holes))

@@ -59,6 +59,10 @@ type Config struct {
 	// RequestsPerSecond bounds all requests together (1000).
 	RequestsPerSecond int
 
+	// Sparse says that numbers only rise: nothing is ever missing. What lies
+	// below the head is Forgotten, since the owner must know whether it is held.
+	Sparse bool
+
 	// HeartbeatInterval is how often an idle line is heard (1s). A line that is
 	// silent for three of them is not live.
 	HeartbeatInterval time.Duration

@@ -222,6 +222,10 @@ func (m *Machine) Extend(first Seq) bool {
 	if first == 0 || first >= m.first {
 		return true
 	}
+	if m.c.Sparse {
+		m.first = first
+		return true
+	}
 	if m.order.len() >= m.c.MaxGaps && !m.evict(false) {
 		m.stats.Overflows++
 		return false
@@ -275,6 +279,12 @@ func (m *Machine) RepairTime() *hist.Histogram { return &m.repair }
 // Classify gives the verdict on a leading part of r, as long as one verdict
 // goes. It changes nothing. r must not be empty, and not reach beyond 2^64-1.
 func (m *Machine) Classify(r Range) (sub Range, v Verdict) {
+	if m.c.Sparse && r.First >= m.first {
+		if r.First >= m.head {
+			return r, InOrder
+		}
+		return Range{r.First, min(r.Next, m.head)}, Forgotten
+	}
 	switch {
 	case r.First == m.head && m.next == m.head:
 		return r, InOrder
@@ -346,6 +356,11 @@ func (m *Machine) certain(r Range) (sub Range, v Verdict) {
 func (m *Machine) Accept(now Instant, line int, sub Range) bool {
 	m.tick(now)
 	if sub.Empty() {
+		return true
+	}
+	if m.c.Sparse {
+		m.head = max(m.head, sub.Next)
+		m.next = m.head
 		return true
 	}
 	if sub.First >= m.head {
@@ -473,7 +488,7 @@ func (m *Machine) drop(i int) {
 // session of a line carried it. A next at or below Head tells nothing new.
 func (m *Machine) Reveal(now Instant, line int, next Seq) {
 	m.tick(now)
-	if next <= m.head {
+	if next <= m.head || m.c.Sparse {
 		return
 	}
 	if m.openGap(Range{m.head, next}) {

@@ -126,18 +126,19 @@ func (e *env) capture(c *cobra.Command, f *captureFlags) error {
 	if err := where(problems); err != nil {
 		return err
 	}
-	lines := 0
+	lines, feeds := 0, map[string]moldcast.Feed{}
 	for i := range cfgs {
 		cfgs[i].Log = e.log
 		cfgs[i].EnsureDefaults()
 		lines += len(cfgs[i].Lines)
+		feeds[cfgs[i].Channel] = cfgs[i].Feed
 	}
 	opts := e.storeOptions()
 	want := node.StoreOptions()
 	opts.Sync, opts.SegmentSize, opts.SegmentTime, opts.Reserve, opts.QueueBytes = want.Sync, want.SegmentSize, want.SegmentTime, want.Reserve, want.QueueBytes
 	raiseProcs(min(lines, maxRaise) + 2) // and the threads of answers and of requests
 
-	sink := &archiveSink{}
+	sink := &archiveSink{feeds: feeds}
 	channels, err := capture.Open(cfgs, sink)
 	if err != nil {
 		for _, wrong := range []error{capture.ErrConfig, mcast.ErrInterface, mcast.ErrAddress, mcast.ErrSameLine} {
@@ -237,6 +238,7 @@ func newStopped(channels []capture.Status) stopped {
 // from it meanwhile.
 type archiveSink struct {
 	archive *store.Archive
+	feeds   map[string]moldcast.Feed // by channel
 	sources []*Source
 }
 
@@ -246,6 +248,9 @@ func (k *archiveSink) Open(channel string, s moldcast.Session, take int, groups 
 		return nil, err
 	}
 	w.Lines(groups)
+	if f, ok := k.feeds[channel]; ok {
+		w.Feed(f)
+	}
 	view := w.View()
 	for _, src := range k.sources {
 		src.Live(w.Ref(), view)
@@ -332,17 +337,24 @@ func (n *captureNode) close() {
 // channels and for those that have addresses of their own, and HTTP. It says
 // in ready where.
 func (n *captureNode) serve(node *config.Node, archive *store.Archive, sink *archiveSink, ready *ready) (err error) {
-	one := ""
+	var one []string
 	if len(node.Channels) == 1 {
-		one = node.Channels[0].Name
+		one = node.Channels[0].Names()
 	}
-	if ready.Retransmit, ready.Recovery, err = n.answer(node, node.RetransmitListen, node.RecoveryListen, archive, "", one, sink); err != nil {
+	if ready.Retransmit, ready.Recovery, err = n.answer(node, node.RetransmitListen, node.RecoveryListen, archive, nil, one, sink); err != nil {
 		return err
 	}
+	up := ready.Channels
 	for i := range node.Channels {
-		c, r := &node.Channels[i], &ready.Channels[i]
-		if r.Retransmit, r.Recovery, err = n.answer(node, c.RetransmitListen, c.RecoveryListen, archive, c.Name, c.Name, sink); err != nil {
+		c := &node.Channels[i]
+		names := c.Names()
+		requests, streams, err := n.answer(node, c.RetransmitListen, c.RecoveryListen, archive, names, names, sink)
+		if err != nil {
 			return fmt.Errorf("channel %s: %w", c.Name, err)
+		}
+		for range names {
+			up[0].Retransmit, up[0].Recovery = requests, streams
+			up = up[1:]
 		}
 	}
 	if node.HTTP == "" {
@@ -384,20 +396,14 @@ func (n *captureNode) streamStats() (sum retransmit.StreamStats) {
 	return sum
 }
 
-// answer serves what is archived of a channel ("": of all): requests on one
+// answer serves what is archived of channels (none: of all): requests on one
 // address, streams on the other, where there is one, and returns them as bound.
-// Streams are of the channel streams, likewise.
-func (n *captureNode) answer(node *config.Node, requests, streams string, archive *store.Archive, channel, streamed string, sink *archiveSink) (retransmitAt, recoveryAt string, err error) {
+// Streams are of the channels streamed, likewise.
+func (n *captureNode) answer(node *config.Node, requests, streams string, archive *store.Archive, channels, streamed []string, sink *archiveSink) (retransmitAt, recoveryAt string, err error) {
 	if requests == "" && streams == "" {
 		return "", "", nil
 	}
-	list := func(name string) []string {
-		if name == "" {
-			return nil
-		}
-		return []string{name}
-	}
-	src := NewSource(archive, list(channel), n.env.log)
+	src := NewSource(archive, channels, n.env.log)
 	n.stop = append(n.stop, func() { closeQuietly(n.env.log, "views", src.Close) })
 	if err := src.Refresh(); err != nil {
 		return "", "", err
@@ -423,7 +429,7 @@ func (n *captureNode) answer(node *config.Node, requests, streams string, archiv
 		n.background(srv.Run, "retransmit")
 	}
 	stream := streamFlags{listen: streams, readers: node.RecoveryReaders}
-	srv, err := stream.server(src.recordings(list(streamed)...), node.Admission().Allow, n.env.log)
+	srv, err := stream.server(src.recordings(streamed...), node.Admission().Allow, n.env.log)
 	if err != nil {
 		return "", "", err
 	}

@@ -161,7 +161,7 @@ func (e *env) export(ctx context.Context, name string, fl exportFlags) error {
 			File: fl.output, Format: format, FirstSeq: want.First, NextSeq: want.Next,
 		},
 		session: ref.Session, want: want, held: held,
-		allowHoles: fl.allowHoles, tick: func(int) {},
+		allowHoles: fl.allowHoles, rising: v.Feed().Increments == moldcast.Rising, tick: func(int) {},
 	}
 	if ended && end == want.Next {
 		x.finish = end
@@ -212,6 +212,7 @@ type exporter struct {
 	session    moldcast.Session
 	want, held moldcast.Range
 	allowHoles bool
+	rising     bool         // numbers that are not held need not exist
 	finish     moldcast.Seq // End of Session is written, carrying this, when not 0
 	tick       func(n int)
 	sum        exportSummary
@@ -285,10 +286,19 @@ func (x *exporter) run(ctx context.Context, open func(moldcast.Seq) *store.Curso
 				}
 				at = r.Next
 				continue
+			case err == io.EOF && x.rising:
+				at = in.Next
+				continue
 			case err == io.EOF:
 				return fmt.Errorf("ends at message %d, before %d: %w", at, in.Next, io.ErrUnexpectedEOF)
 			case err != nil:
 				return err
+			}
+			if x.rising && p.First > at {
+				at = p.First
+				if at >= in.Next {
+					break
+				}
 			}
 			p = clip(p, in)
 			if p.Msgs.Len() == 0 {

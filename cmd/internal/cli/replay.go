@@ -370,6 +370,7 @@ func (e *env) replayRange(s *replayStream, ranges *rangeFlags) (none string, err
 		e.log.Error("the recording is not whole", "session", s.ref, "error", err)
 		s.damaged.Add(1)
 	}
+	s.Sparse = s.view.Feed().Increments == moldcast.Rising
 	s.Open = func(from moldcast.Seq) (replay.Source, error) {
 		s.view.Bounds() // looks for segments that were sealed meanwhile
 		return &recorded{cursor: s.view.Cursor(from), ref: s.ref, log: e.log, damaged: &s.damaged}, nil

@@ -9,6 +9,7 @@ import (
 	"github.com/dustin/go-humanize"
 	"github.com/spf13/cobra"
 
+	"github.com/moldtape/moldtape/moldcast"
 	"github.com/moldtape/moldtape/store"
 )
 
@@ -83,6 +84,9 @@ func (e *env) printDetail(d store.Detail) error {
 	}
 	if d.Hold != nil {
 		row(t, "on hold", fmt.Sprintf("%s (%s, %s)", d.Hold.Reason, d.Hold.By, shortTime(&d.Hold.Time)))
+	}
+	if d.Feed.Increments == moldcast.Rising {
+		fmt.Fprintln(e.stdout, "numbers only rise: those that were not heard are no holes")
 	}
 	for i, g := range d.Groups {
 		row(t, "line "+string(rune('A'+i)), g)

@@ -8,6 +8,7 @@ import (
 	"github.com/moldtape/moldtape/capture"
 	"github.com/moldtape/moldtape/capture/arbiter"
 	"github.com/moldtape/moldtape/moldcast"
+	"github.com/moldtape/moldtape/moldcast/mcast"
 	"github.com/moldtape/moldtape/retransmit/admit"
 	"github.com/moldtape/moldtape/store"
 )
@@ -47,8 +48,30 @@ func Limit(requests float64) admit.Rate {
 	return admit.Rate{Requests: requests}
 }
 
-// Capture is the configuration of each channel of n, which is valid. Names of
-// servers are resolved; those that cannot be are what is wrong.
+// Feed is what the sender of c does.
+func (c *Channel) Feed() moldcast.Feed {
+	return moldcast.Feed{
+		Covers: moldcast.Covers(c.SequenceCovers), Increments: moldcast.Increments(c.Increments), Restart: moldcast.Restart(c.Restart),
+		Heartbeats: moldcast.Heartbeats(c.Heartbeats), Snapshot: moldcast.Snapshot(c.Snapshot),
+	}
+}
+
+// Names are those under which c is recorded: its own, or one for each line that
+// has numbers of its own.
+func (c *Channel) Names() []string {
+	if c.SequenceCovers != string(moldcast.CoversLine) {
+		return []string{c.Name}
+	}
+	names := make([]string, len(c.Lines))
+	for i := range names {
+		names[i] = c.Name + "." + mcast.LineName(i)
+	}
+	return names
+}
+
+// Capture is the configuration of each channel of n, which is valid, by the
+// names that Names gives, in their order. Names of servers are resolved; those
+// that cannot be are what is wrong.
 func (n *Node) Capture() ([]capture.Config, []Problem) {
 	var ps problems
 	out := make([]capture.Config, 0, len(n.Channels))
@@ -62,6 +85,7 @@ func (n *Node) Capture() ([]capture.Config, []Problem) {
 			UntilEnd: n.UntilEnd, EndTimeout: n.EndTimeout,
 			RingSlots: int(c.RingBytes / slotBytes),
 			Recovery:  c.Recovery, RecoveryThreshold: uint64(c.Threshold),
+			Feed: c.Feed(), HeartbeatInterval: c.HeartbeatInterval,
 		}
 		if c.ReorderWait == 0 {
 			cfg.ReorderWait = -1 // an explicit 0 is "do not wait"
@@ -92,7 +116,16 @@ func (n *Node) Capture() ([]capture.Config, []Problem) {
 			}
 			cfg.Rerequest = append(cfg.Rerequest, a)
 		}
-		out = append(out, cfg)
+		names := c.Names()
+		if c.SequenceCovers != string(moldcast.CoversLine) {
+			out = append(out, cfg)
+			continue
+		}
+		for l, name := range names {
+			one := cfg
+			one.Channel, one.Lines = name, cfg.Lines[l:l+1]
+			out = append(out, one)
+		}
 	}
 	return out, ps
 }

@@ -3,6 +3,7 @@ package config
 import (
 	"time"
 
+	"github.com/moldtape/moldtape/moldcast"
 	"github.com/moldtape/moldtape/store"
 )
 
@@ -59,6 +60,13 @@ type Channel struct {
 	RetransmitListen string   // of this channel alone, as the next; only in a file
 	RecoveryListen   string
 
+	SequenceCovers    string
+	Increments        string
+	Restart           string
+	Heartbeats        string
+	HeartbeatInterval time.Duration
+	Snapshot          string
+
 	ReorderWait  time.Duration
 	ReorderBytes int64
 	RingBytes    int64 // of each line, and of answers; only in a file
@@ -81,7 +89,9 @@ func Default() Node {
 // DefaultChannel is a channel of no line.
 func DefaultChannel() Channel {
 	return Channel{
-		Name:        "default",
+		Name:           "default",
+		SequenceCovers: string(moldcast.CoversChannel), Increments: string(moldcast.Consecutive), Restart: string(moldcast.RestartSession),
+		Heartbeats: string(moldcast.HeartbeatNext), HeartbeatInterval: time.Second, Snapshot: string(moldcast.NoSnapshot),
 		ReorderWait: 2 * time.Millisecond, ReorderBytes: Unset, RingBytes: Unset,
 		NakRetry: 2 * time.Millisecond, NakRate: 1000, NakBudget: 10 * time.Second,
 		Threshold: 10_000, OnLoss: "record",
@@ -139,6 +149,12 @@ func (c *Channel) Fields() []Field {
 		{"recovery_threshold", "recovery-threshold", "fetch gaps of more than `N` messages from --recovery; without a request server every gap is", integer{&c.Threshold}},
 		{"retransmit_listen", "", "", text{&c.RetransmitListen}},
 		{"recovery_listen", "", "", text{&c.RecoveryListen}},
+		{"sequence_covers", "sequence-covers", "`channel|line`: the lines are copies of one stream, or each has numbers of its own and is recorded as CHANNEL.A, CHANNEL.B …", text{&c.SequenceCovers}},
+		{"increments", "increments", "`consecutive|rising`: a number that is skipped is a message that is missing, or need not exist", text{&c.Increments}},
+		{"restart", "restart", "`session|sequence`: a sender that begins anew has another session name, or also the same one and numbers from 1", text{&c.Restart}},
+		{"heartbeats", "heartbeats", "`next|last|none`: heartbeats carry the sequence of the next message, or of the last one; or there are none", text{&c.Heartbeats}},
+		{"heartbeat_interval", "heartbeat-interval", "how often an idle line is heard; one that is not for three of them is silent", Duration{&c.HeartbeatInterval}},
+		{"snapshot", "snapshot", "`none|next|last`: what a snapshot of the feed names: the sequence that follows it, or its last; only kept on record", text{&c.Snapshot}},
 		{"reorder_wait", "reorder-wait", "how long an early message waits in memory for its predecessor: so much later than --sync it is durable; no longer than --nak-budget", Duration{&c.ReorderWait}},
 		{"reorder_bytes", "reorder-bytes", "bound of what waits in memory (default 64MiB)", Optional{Size{&c.ReorderBytes}, func() bool { return c.ReorderBytes < 0 }}},
 		{"ring_bytes", "", "", Optional{Size{&c.RingBytes}, func() bool { return c.RingBytes < 0 }}},

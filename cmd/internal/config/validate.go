@@ -23,6 +23,7 @@ const (
 	maxNakRate  = 1_000_000
 	maxRing     = 1 << 30
 	maxReaders  = 65536
+	maxName     = 64 // of a channel, in bytes
 )
 
 var (
@@ -135,10 +136,14 @@ func (n *Node) Validate() []Problem {
 		c := &n.Channels[i]
 		at := fmt.Sprintf("channels[%d]", i)
 		c.validate(at, &ps)
-		if other, ok := names[c.Name]; ok && c.Name != "" {
-			ps.add(at+".name", " %q: channels[%d] has that name already; want each once", c.Name, other)
-		} else {
-			names[c.Name] = i
+		for _, name := range c.Names() {
+			if other, ok := names[name]; ok && c.Name != "" {
+				ps.add(at+".name", " %q: channels[%d] has that name already; want each once", name, other)
+			} else if len(name) > maxName {
+				ps.add(at+".name", " %q is longer than %d with the line's; want it shorter", c.Name, maxName)
+			} else {
+				names[name] = i
+			}
 		}
 		c.validateLines(at, taken, &ps)
 	}
@@ -215,6 +220,26 @@ func (c *Channel) validate(at string, ps *problems) {
 	if c.Threshold < 1 {
 		ps.add(at+".recovery_threshold", " %d: want at least 1 message", c.Threshold)
 	}
+	choice := func(key, got string, want ...string) {
+		if !slices.Contains(want, got) {
+			ps.add(at+"."+key, " %q: want %s", got, strings.Join(want, " or "))
+		}
+	}
+	choice("sequence_covers", c.SequenceCovers, string(moldcast.CoversChannel), string(moldcast.CoversLine))
+	choice("increments", c.Increments, string(moldcast.Consecutive), string(moldcast.Rising))
+	choice("restart", c.Restart, string(moldcast.RestartSession), string(moldcast.RestartSequence))
+	choice("heartbeats", c.Heartbeats, string(moldcast.HeartbeatNext), string(moldcast.HeartbeatLast), string(moldcast.HeartbeatNone))
+	choice("snapshot", c.Snapshot, string(moldcast.NoSnapshot), string(moldcast.SnapshotNext), string(moldcast.SnapshotLast))
+	choice("on_loss", c.OnLoss, "record", "stall")
+	if c.Start != "" {
+		choice("start", c.Start, "beginning", "live")
+	}
+	if c.Start == "beginning" && c.Increments == string(moldcast.Rising) {
+		ps.add(at+".start", " beginning: with {increments} rising a session begins where it is heard: want live")
+	}
+	if c.HeartbeatInterval < time.Millisecond || c.HeartbeatInterval > time.Minute {
+		ps.add(at+".heartbeat_interval", " %v: want 1ms to 1m", c.HeartbeatInterval)
+	}
 	if c.ReorderBytes < arbiter.MinReorderBytes {
 		ps.add(at+".reorder_bytes", " %d: want at least %d", c.ReorderBytes, arbiter.MinReorderBytes)
 	}
@@ -229,12 +254,6 @@ func (c *Channel) validate(at string, ps *problems) {
 	}
 	if c.NakRetry <= 0 || c.NakRetry > maxNakRetry {
 		ps.add(at+".nak_retry", " %v: want a time above 0, at most %v", c.NakRetry, maxNakRetry)
-	}
-	if c.OnLoss != "record" && c.OnLoss != "stall" {
-		ps.add(at+".on_loss", " %q: want record or stall", c.OnLoss)
-	}
-	if c.Start != "" && c.Start != "beginning" && c.Start != "live" {
-		ps.add(at+".start", " %q: want beginning or live", c.Start)
 	}
 }
 
