@@ -282,7 +282,9 @@ func (a *Arbiter) admit(k kept, line int, src netip.Addr, s *Session, p moldcast
 	}
 	j := a.judge(s, p.Range(), p.Msgs)
 	compare := j.unknown > 0 && j.differ == 0
-	if (compare || inRun && len(t.queue) > 0) && a.park(k, t, s, p, compare) {
+	// What its run or an end decides comes after what waits of the same source.
+	behind := len(t.queue) > 0 && (inRun || s.hasEnd && p.Range().Next > s.end)
+	if (compare || behind) && a.park(k, t, s, p, compare) {
 		return
 	}
 	a.settle(k, t, s, p, inRun, j)
@@ -410,7 +412,7 @@ func (a *Arbiter) lower(now moldcast.Instant, s *Session, t *track, next moldcas
 	}
 	l.beats++
 	long := 3 * moldcast.Instant(a.cfg.Gap.HeartbeatInterval)
-	if l.beats < 3 {
+	if l.beats < 3 || s.parked > 0 { // what waits for its comparison may go on with what is held
 		return false
 	}
 	for i := range s.low {
