@@ -452,9 +452,11 @@ func (o output) Open(s *arbiter.Session) (moldcast.Held, error) {
 		return moldcast.Held{}, err
 	}
 	c.openTrouble = Trouble{}
-	s.Ref = &session{sink: sink}
+	x := &session{sink: sink}
+	s.Ref = x
 	held := sink.Held()
 	c.cfg.Log.Info("session", "channel", c.cfg.Channel, "session", s.Name(), "take", sink.Take(), "held", moldcast.Range{First: held.First, Next: held.Head}.String(), "holes", len(held.Holes))
+	c.resume(s, x)
 	return held, nil
 }
 

@@ -46,6 +46,8 @@ type memSession struct {
 	by     string // Supersede
 
 	withdrawn int
+	shareOf   int
+	shared    []moldcast.Range
 }
 
 func (k *memSink) Open(_ string, s moldcast.Session, take int, _ []string) (SessionSink, error) {
@@ -72,7 +74,20 @@ func (x *memSession) Start(first moldcast.Seq) { x.start = first }
 func (x *memSession) Mark(m moldcast.Mark)     { x.marks = append(x.marks, m) }
 func (x *memSession) Withdraw()                { x.withdrawn++ }
 func (x *memSession) Supersede(by string)      { x.by = by }
-func (x *memSession) Hole(h moldcast.Hole)     { x.holes = append(x.holes, h) }
+func (x *memSession) Share(take int, ranges []moldcast.Range) error {
+	x.shareOf, x.shared = take, ranges
+	return nil
+}
+func (x *memSession) Shared() (take int, missing []moldcast.Range) {
+	for _, r := range x.shared {
+		missing = append(missing, x.set.Missing(r)...)
+	}
+	return x.shareOf, missing
+}
+func (x *memSession) Older(take int, dst []byte, first moldcast.Seq, count, size int) ([]byte, int, error) {
+	return x.sink.takes[take-1].Read(dst, first, count, size)
+}
+func (x *memSession) Hole(h moldcast.Hole) { x.holes = append(x.holes, h) }
 func (x *memSession) Trouble() Trouble {
 	if t := x.sink.trouble.Load(); t != nil {
 		return *t

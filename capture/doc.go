@@ -16,7 +16,8 @@
 // next take (package arbiter has the rule). What must be read from the disk for
 // that, to compare old messages and to copy what the takes have in common, is
 // read by goroutines of their own, in bounded queues; what they find enters the
-// engine as events.
+// engine as events. A copy that a crash or a stop cut short goes on when the
+// take is opened again.
 //
 // Long gaps are fetched from the recovery streams of peers: one goroutine for
 // each connection, at most 4, whose messages enter the engine between the

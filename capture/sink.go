@@ -36,6 +36,14 @@ type SessionSink interface {
 	// Supersede records that the sender goes on as another take or session, by
 	// its name in the archive. Nothing but Read and Close follows.
 	Supersede(by string)
+	// Share records, durably, that ranges are the same in an older take, and are
+	// to be copied from there. It is called before anything is stored.
+	Share(take int, ranges []moldcast.Range) error
+	// Shared is what is missing of those, when the session is opened.
+	Shared() (take int, missing []moldcast.Range)
+	// Older reads another take of the session, as Read does. It may open it, and
+	// is called on another goroutine.
+	Older(take int, dst []byte, first moldcast.Seq, count, size int) (out []byte, n int, err error)
 	// Hole records a range that was given up.
 	Hole(h moldcast.Hole)
 	// Watermarks: no hole below next; the same and synced, durable; one past

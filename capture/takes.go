@@ -139,28 +139,54 @@ func (o output) Fork(was, next *arbiter.Session, f arbiter.Fork) error {
 		return err
 	}
 	next.Ref = &session{sink: sink}
+	if len(f.Shared) > 0 { // before anything is stored: a crash may come at any time
+		if err := sink.Share(x.sink.Take(), f.Shared); err != nil {
+			c.cfg.Log.Error("what the take has in common with the one before is not on record: after a crash it may stay a gap",
+				"channel", c.cfg.Channel, "session", was.Name(), "err", err)
+		}
+	}
 	c.cfg.Log.Error("NEW TAKE: the session was restarted under its own name; what follows is recorded apart, and the take before stays as it is",
 		"channel", c.cfg.Channel, "session", was.Name(), "take", sink.Take(), "why", f.Cause.String(), "at_seq", f.At,
 		"from_seq", f.First, "line", mcast.LineName(f.Line), "source", f.Source)
 	return nil
 }
 
+// reader reads stored messages, as SessionSink.Read does.
+type reader func(dst []byte, first moldcast.Seq, count, size int) (out []byte, n int, err error)
+
 // Copy copies ranges of a take to the next one.
 func (o output) Copy(was, next *arbiter.Session, ranges []moldcast.Range) {
-	c := o.c
 	x, ok := was.Ref.(*session)
 	if !ok {
 		return
 	}
 	x.reads.Add(1)
+	o.c.copy(next, ranges, x.sink.Read, x.reads.Done)
+}
+
+// resume goes on with what a crash, or a stop, left of a copy.
+func (c *Channel) resume(s *arbiter.Session, x *session) {
+	take, missing := x.sink.Shared()
+	if len(missing) == 0 {
+		return
+	}
+	c.cfg.Log.Info("copying what the take has in common with one before it goes on", "channel", c.cfg.Channel, "session", s.Name(), "take", x.sink.Take(), "from", take, "ranges", missing)
+	x.reads.Add(1)
+	c.copy(s, missing, func(dst []byte, first moldcast.Seq, count, size int) ([]byte, int, error) {
+		return x.sink.Older(take, dst, first, count, size)
+	}, x.reads.Done)
+}
+
+// copy gives a take what read has of ranges, in the background.
+func (c *Channel) copy(next *arbiter.Session, ranges []moldcast.Range, read reader, done func()) {
 	c.cold.copies.Add(1)
 	c.closing.Go(func() {
 		defer c.cold.copies.Add(-1)
-		defer x.reads.Done()
+		defer done()
 		var buf []byte
 		for _, r := range ranges {
 			for !r.Empty() {
-				out, n, err := x.sink.Read(buf[:0], r.First, int(min(r.Len(), moldcast.MaxCount)), copyBytes)
+				out, n, err := read(buf[:0], r.First, int(min(r.Len(), moldcast.MaxCount)), copyBytes)
 				buf = out
 				var hole *moldcast.HoleError
 				switch {

@@ -126,6 +126,38 @@ func TestRestartedSender(t *testing.T) {
 	}
 }
 
+// What a crash left of the copy of a beginning is copied when the take is taken
+// up again.
+func TestCopyIsResumed(t *testing.T) {
+	const n, same, copied = 600, 201, 57
+	sink := &memSink{}
+	one := &memSession{sink: sink, take: 1, msgs: map[moldcast.Seq]string{}}
+	two := &memSession{sink: sink, take: 2, msgs: map[moldcast.Seq]string{}, shareOf: 1, shared: []moldcast.Range{{First: 1, Next: same}}}
+	for q := moldcast.Seq(1); q <= n; q++ {
+		one.msgs[q] = body(q)
+		if q < copied {
+			two.msgs[q] = body(q)
+		} else if q >= same && q <= n/2 {
+			two.msgs[q] = "other " + body(q)
+		}
+	}
+	one.set.Add(moldcast.Range{First: 1, Next: n + 1})
+	two.set.Add(moldcast.Range{First: 1, Next: copied})
+	two.set.Add(moldcast.Range{First: same, Next: n/2 + 1})
+	two.held = moldcast.Held{First: 1, Next: copied, Head: n/2 + 1, Holes: []moldcast.Hole{{Range: moldcast.Range{First: copied, Next: same}}}}
+	sink.sessions = map[moldcast.Session]*memSession{sess: two}
+	sink.takes = []*memSession{one, two}
+	r := start(t, 1, sink, func(c *Config) { c.Start, c.UntilEnd = arbiter.Live, true })
+	r.send(0, other(n/2+1, n/2+11, same))
+	r.send(0, other(n/2+11, n+1, same))
+	r.until("the copy", func(s Status) bool { return len(s.Sessions) == 1 && s.Sessions[0].NextSeq == n+1 })
+	r.send(0, control(n+1, moldcast.EndCount))
+	if st := r.wait(); r.err != nil || st.Holes() != 0 || st.Copied != same-copied {
+		t.Errorf("%v %+v", r.err, st)
+	}
+	whole(t, two, n+1, same)
+}
+
 // TestOneForgedPacketStartsNoTake: it is dropped and counted.
 func TestOneForgedPacketStartsNoTake(t *testing.T) {
 	sink := &memSink{}

@@ -176,6 +176,8 @@
 //	rolling                 two unsealed segments: both are recovered, the older one sealed first
 //	sealing                 no seal.json: recovered and sealed again; seal.json.tmp is written over
 //	writing session.json    the old one, or it is made again
+//	copying to a new take   what it has in common with the one before is in session.json before
+//	                        anything of it is stored: the next capture goes on, or repair
 //	pruning, before the rename   the segment is as it was; the next Prune logs what it announced as cancelled
 //	pruning, after it       the segment is pruned; readers ignore what is left, the next Prune unlinks and tells it
 //	appending to audit.log  a line without its end is none

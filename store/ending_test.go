@@ -1,7 +1,10 @@
 package store
 
 import (
+	"math/rand/v2"
+	"runtime"
 	"testing"
+	"time"
 
 	"github.com/cockroachdb/pebble/v2/vfs"
 
@@ -113,4 +116,57 @@ func TestSuperseded(t *testing.T) {
 	}
 	state(one, Ended, "default/S@2")
 	state(w.Ref(), Opened, "")
+}
+
+// What a take has in common with the one before is known after a crash at any
+// time, once anything of the take is.
+func TestShareSurvives(t *testing.T) {
+	for at := range 60 {
+		fs := vfs.NewCrashableMem()
+		o := testOptions(fs)
+		o.Sync = time.Millisecond
+		a := create(t, o)
+		closed(t, a, "S", 5, moldcast.Range{First: 1, Next: 201})
+		w, err := a.Writer("default", sess(t, "S"), 2)
+		if err != nil {
+			t.Fatal(err)
+		}
+		same := moldcast.Range{First: 1, Next: 101}
+		clones := make(chan *vfs.MemFS, 1)
+		go func() { // somewhere in the course of it
+			for range at * 20 {
+				runtime.Gosched()
+			}
+			clones <- fs.CrashClone(vfs.CrashCloneCfg{UnsyncedDataPercent: 50, RNG: rand.New(rand.NewPCG(uint64(at), 1))})
+		}()
+		if err := w.Share(1, []moldcast.Range{same}); err != nil {
+			t.Fatal(err)
+		}
+		fillRange(t, w, moldcast.Range{First: 101, Next: 1101}, 5)
+		fillRange(t, w, moldcast.Range{First: 1, Next: 1 + moldcast.Seq(at)}, 1)
+		crashed := <-clones
+		w.Close()
+		a.Close()
+		o.FS = crashed
+		a = create(t, o)
+		if r, ok := a.Latest("default", sess(t, "S")); ok && r.Take == 2 {
+			w := writer(t, a, "S")
+			take, missing := w.Shared()
+			held := w.View().Coverage()
+			if len(held) > 0 && (take != 1 || len(missing) == 0 && held[0].First != 1) {
+				t.Errorf("crash %d: of %v, shared with take %d, missing %v", at, held, take, missing)
+			}
+			for _, r := range held {
+				for _, m := range missing {
+					if !r.Intersect(m).Empty() {
+						t.Errorf("crash %d: %v is held, and missing", at, r.Intersect(m))
+					}
+				}
+			}
+			if err := w.Close(); err != nil {
+				t.Fatal(err)
+			}
+		}
+		a.Close()
+	}
 }

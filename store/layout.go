@@ -138,7 +138,15 @@ type facts struct {
 	Groups []string     `json:"groups,omitempty"`    // of its lines
 	Ending *ending      `json:"ending,omitempty"`    // nil: what marks say
 	// Feed is what its sender does; nil: not known, which is the default.
-	Feed *moldcast.Feed `json:"feed,omitempty"`
+	Feed   *moldcast.Feed `json:"feed,omitempty"`
+	Shared *shared        `json:"shared,omitempty"` // nil: nothing
+}
+
+// shared is what a take has in common with one before it, whose messages are to
+// be copied from there.
+type shared struct {
+	Take   int               `json:"take"`
+	Ranges [][2]moldcast.Seq `json:"ranges"` // inclusive
 }
 
 // ending is what is known of the end of a session beyond its marks. Of two, the
@@ -162,6 +170,9 @@ func (f *facts) merge(o facts) {
 	}
 	if o.Feed != nil {
 		f.Feed = o.Feed
+	}
+	if o.Shared != nil {
+		f.Shared = o.Shared
 	}
 }
 

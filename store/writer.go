@@ -541,6 +541,36 @@ func (w *Writer) revise(fn func(e *ending)) {
 	w.changed()
 }
 
+// Share puts on record that ranges are the same in an older take, and are
+// copied from there: what of them is missing after a crash still can be. It is
+// durable when Share returns.
+func (w *Writer) Share(take int, ranges []moldcast.Range) error {
+	s := w.s
+	s.mu.Lock()
+	if w.closing {
+		s.mu.Unlock()
+		return ErrClosed
+	}
+	s.facts.Shared = &shared{Take: take, Ranges: inclusive(ranges)}
+	w.changed()
+	s.mu.Unlock()
+	return s.writeSessionInfo()
+}
+
+// Shared is what is missing of what an older take has the same.
+func (w *Writer) Shared() (take int, missing []moldcast.Range) {
+	s := w.s
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.facts.Shared == nil {
+		return 0, nil
+	}
+	for _, r := range exclusive(s.facts.Shared.Ranges) {
+		missing = append(missing, s.cov.Missing(r)...)
+	}
+	return s.facts.Shared.Take, missing
+}
+
 // Hole puts on record why a range is missing. What of it is stored by then,
 // or later, is no hole all the same.
 func (w *Writer) Hole(h moldcast.Hole) {

@@ -42,7 +42,8 @@ type Fork struct {
 	At     moldcast.Seq // the message, or the heartbeat's sequence, that decided
 	Line   int
 	Source netip.Addr
-	First  moldcast.Seq // the take's first sequence
+	First  moldcast.Seq     // the take's first sequence
+	Shared []moldcast.Range // of what the take before holds, what is the same and comes by Copy
 }
 
 // Comparison is a packet that holds messages of which no hash is remembered:
@@ -534,6 +535,12 @@ func (a *Arbiter) fork(k kept, s *Session, t *track, f Fork, p moldcast.Packet) 
 		return false
 	}
 	f.Line, f.Source = t.line, t.src
+	copied := t.run.agreed.Clone()
+	for i := range t.run.kept {
+		copied.Remove(a.packet(&t.run.kept[i]).Range())
+	}
+	copied.Remove(p.Range())
+	f.Shared = slices.Clone(copied.Ranges())
 	n := a.newSession(k.now, s.name)
 	n.forks = append(s.forks, k.now)
 	if err := a.out.Fork(s, n, f); err != nil {
@@ -576,13 +583,11 @@ func (a *Arbiter) fork(k kept, s *Session, t *track, f Fork, p moldcast.Packet) 
 		}
 	}
 	nt := n.track(k.now, t.line, t.src, a.cfg.Limits.Sources)
-	copied := t.run.agreed.Clone()
 	for i := range t.run.kept {
 		x := &t.run.kept[i]
 		p := a.packet(x)
 		a.c.Retaken += uint64(p.Msgs.Len())
 		nt.top = max(nt.top, p.Range().Next)
-		copied.Remove(p.Range())
 		if j := a.judge(n, p.Range(), p.Msgs); j.differ > 0 {
 			a.c.Duplicates += uint64(j.same)
 			a.c.Conflicts += uint64(j.differ + j.fresh)
@@ -592,10 +597,9 @@ func (a *Arbiter) fork(k kept, s *Session, t *track, f Fork, p moldcast.Packet) 
 		n.account(k.now, x.stamp, t.line, p)
 		a.data(k.now, x.stamp, t.line, n, p.Range(), p.Msgs)
 	}
-	copied.Remove(p.Range())
-	if copied.Len() > 0 {
+	if len(f.Shared) > 0 {
 		a.reveal(k.now, t.line, n, copied.Bounds().Next)
-		a.out.Copy(s, n, slices.Clone(copied.Ranges()))
+		a.out.Copy(s, n, f.Shared)
 	}
 	a.fold(k.now, s)
 	a.out.Close(s)

@@ -255,19 +255,33 @@ func (k *archiveSink) Open(channel string, s moldcast.Session, take int, groups 
 	for _, src := range k.sources {
 		src.Live(w.Ref(), view)
 	}
-	return &sessionSink{Writer: w, sources: k.sources, view: view}, nil
+	return &sessionSink{Writer: w, archive: k.archive, sources: k.sources, view: view}, nil
 }
 
 type sessionSink struct {
 	*store.Writer
+	archive *store.Archive
 	sources []*Source
 	view    *store.View
+	older   *store.View // of whoever calls Older
 }
 
 func (s *sessionSink) Take() int { return s.Ref().Take }
 
 func (s *sessionSink) Read(dst []byte, first moldcast.Seq, count, size int) ([]byte, int, error) {
 	return s.view.Append(dst, first, count, size, true)
+}
+
+func (s *sessionSink) Older(take int, dst []byte, first moldcast.Seq, count, size int) ([]byte, int, error) {
+	ref := s.Ref()
+	if ref.Take = take; s.older == nil || s.older.Ref() != ref {
+		v, err := s.archive.View(ref)
+		if err != nil {
+			return dst, 0, err
+		}
+		s.older = v
+	}
+	return s.older.Append(dst, first, count, size, true)
 }
 
 func (s *sessionSink) Trouble() capture.Trouble {

@@ -128,7 +128,11 @@ func (e *env) repair(ctx context.Context, name string, f repairFlags) error {
 		return err
 	}
 	if out.Rewritten, err = rewrite(w, scan, e.log); err == nil {
-		out.Result, err = repair.Run(ctx, w, sources, e.log)
+		var shared []repair.Filled
+		if shared, err = repair.Shared(ctx, w, a, e.log); err == nil {
+			out.Result, err = repair.Run(ctx, w, sources, e.log)
+		}
+		out.Filled = append(out.Filled, shared...)
 	}
 	if e := w.Close(); err == nil {
 		err = e

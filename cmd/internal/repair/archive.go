@@ -8,6 +8,7 @@ import (
 	"log/slog"
 
 	"github.com/moldtape/moldtape/moldcast"
+	"github.com/moldtape/moldtape/moldcast/gap"
 	"github.com/moldtape/moldtape/store"
 )
 
@@ -48,6 +49,37 @@ func OpenArchive(a *store.Archive, ref store.Ref, log *slog.Logger) (*Archive, e
 		return nil, err
 	}
 	return &Archive{v: v, name: a.Dir() + ":" + v.Ref().String(), log: log}, nil
+}
+
+// Shared copies to w what a crash kept from being copied to it: what is on
+// record as the same in an older take.
+func Shared(ctx context.Context, w *store.Writer, a *store.Archive, log *slog.Logger) ([]Filled, error) {
+	take, missing := w.Shared()
+	if len(missing) == 0 {
+		return nil, nil
+	}
+	ref := w.Ref()
+	ref.Take = take
+	v, err := a.View(ref)
+	if err != nil {
+		return nil, err
+	}
+	from := &Archive{v: v, name: ref.String(), log: log}
+	r := &run{w: w, log: log}
+	holes := joined(w.Held().Holes)
+	var got gap.Set
+	err = from.Fetch(ctx, missing, func(p moldcast.Piece) error {
+		// When it came again is not known any more.
+		p.Time, p.Line = timeOf(holes, p.First, p.Heard), moldcast.AnswerLine
+		p.Flags |= moldcast.Repaired
+		if _, err := w.Append(p); err != nil {
+			return fmt.Errorf("storing %v: %w", p.Range(), err)
+		}
+		got.Add(p.Range())
+		return nil
+	})
+	r.filled(got.Ranges(), from.Name())
+	return r.res.Filled, err
 }
 
 // Name implements Source.

@@ -322,12 +322,17 @@ func (r *run) fill(ctx context.Context, src Source, holes []moldcast.Hole) error
 		}
 		return nil
 	})
-	for _, f := range got.Ranges() {
-		r.w.Filled(store.Fill{Range: f, By: "repair", Source: src.Name()})
-		r.log.Info("filled", "session", r.w.Ref(), "range", f, "messages", f.Len(), "source", src.Name())
-		r.res.Filled = append(r.res.Filled, Filled{f.First, f.Next - 1, src.Name()})
-	}
+	r.filled(got.Ranges(), src.Name())
 	return err
+}
+
+// filled puts on record what was filled.
+func (r *run) filled(ranges []moldcast.Range, source string) {
+	for _, f := range ranges {
+		r.w.Filled(store.Fill{Range: f, By: "repair", Source: source})
+		r.log.Info("filled", "session", r.w.Ref(), "range", f, "messages", f.Len(), "source", source)
+		r.res.Filled = append(r.res.Filled, Filled{f.First, f.Next - 1, source})
+	}
 }
 
 // timeOf is the time of message q of a hole: interpolated by sequence between

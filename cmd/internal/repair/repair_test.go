@@ -215,3 +215,55 @@ func TestSilentServer(t *testing.T) {
 		t.Errorf("cancelled: %v", err)
 	}
 }
+
+// What a crash kept from being copied from an older take is, without a source.
+func TestShared(t *testing.T) {
+	a, err := store.OpenOrCreate(t.TempDir(), store.Options{Wait: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer a.Close()
+	s, _ := moldcast.ParseSession("S")
+	write := func(take int, variant string, first, next moldcast.Seq) *store.Writer {
+		w, err := a.Writer("c", s, take)
+		if err != nil {
+			t.Fatal(err)
+		}
+		text := func(q moldcast.Seq) string { return variant + message(q) }
+		at := moldcast.Stamp(take*1000) * second
+		if _, err := w.Append(moldcast.Piece{First: first, Msgs: framed(first, int(next-first), text), Time: at, Heard: at}); err != nil {
+			t.Fatal(err)
+		}
+		return w
+	}
+	if err := write(1, "", 1, 101).Close(); err != nil {
+		t.Fatal(err)
+	}
+	w := write(2, "other ", 51, 101)
+	if err := w.Share(1, []moldcast.Range{{First: 1, Next: 51}}); err != nil {
+		t.Fatal(err)
+	}
+	if err := w.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if w, err = a.Writer("c", s, 2); err != nil {
+		t.Fatal(err)
+	}
+	defer w.Close()
+	filled, err := Shared(t.Context(), w, a, slog.New(slog.DiscardHandler))
+	if err != nil || len(filled) != 1 || filled[0] != (Filled{1, 50, "c/S"}) {
+		t.Fatalf("%+v %v", filled, err)
+	}
+	for _, c := range []struct {
+		first moldcast.Seq
+		text  string
+	}{{1, message(1)}, {50, message(50)}, {51, "other " + message(51)}} {
+		b, n, err := w.View().Append(nil, c.first, 1, 1000, true)
+		if err != nil || n != 1 || string(b[moldcast.LengthSize:]) != c.text {
+			t.Errorf("message %d: %q %v", c.first, b, err)
+		}
+	}
+	if filled, err := Shared(t.Context(), w, a, slog.New(slog.DiscardHandler)); err != nil || len(filled) != 0 {
+		t.Errorf("again: %+v %v", filled, err)
+	}
+}
