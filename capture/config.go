@@ -51,6 +51,7 @@ type Config struct {
 	// without request servers, every gap is.
 	Recovery          []string
 	RecoveryThreshold uint64
+	RecoveryBytes     int64                                                    // a stream waits while so many bytes of a session wait to be durable: the rest is for the lines; default 16 MiB
 	DialRecovery      func(ctx context.Context, addr string) (net.Conn, error) // default TCP
 
 	ReorderWait  time.Duration // how long early messages stay in memory; default 2 ms; negative: not at all
@@ -101,6 +102,9 @@ func (c *Config) EnsureDefaults() {
 	}
 	if c.RecoveryThreshold == 0 {
 		c.RecoveryThreshold = 10_000
+	}
+	if c.RecoveryBytes == 0 {
+		c.RecoveryBytes = 16 << 20
 	}
 	if c.DialRecovery == nil {
 		c.DialRecovery = dialPeer

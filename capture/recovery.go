@@ -364,6 +364,9 @@ func (f *fetch) begins(first moldcast.Seq) (o outcome, on bool) {
 func (f *fetch) messages(first moldcast.Seq, msgs moldcast.Messages) (taken int, on bool, err error) {
 	c := f.c
 	now := c.clock.Now()
+	if x, ok := f.s.Ref.(*session); ok && x.sink.Trouble().Waiting > c.cfg.RecoveryBytes {
+		return 0, true, nil // what room is left is for the lines
+	}
 	out := c.arb.OfferStream(now, c.clock.Wall(), f.s, first, msgs)
 	f.taken += out.New
 	switch {

@@ -536,6 +536,23 @@ func TestRecoveryFullStore(t *testing.T) {
 	}, p)
 }
 
+// A quarter of the store's room is for streams: while more waits for the disk,
+// they wait, and the line does not.
+func TestRecoveryLeavesRoomForTheLines(t *testing.T) {
+	p := &streamPeer{first: 1, head: 10003}
+	virtual(t, true, func(c *Config) { c.RecoveryBytes = 1000; c.NakBudget = time.Hour }, func(l *late) {
+		l.sink.trouble.Store(&Trouble{Waiting: 1001})
+		time.Sleep(5 * time.Second)
+		l.send(10)
+		if st := l.status(); st.Streamed != 0 || st.Messages != 12 || len(st.Recovering) != 1 {
+			t.Errorf("%+v, %v", st.Counters, st.Recovering)
+		}
+		l.sink.trouble.Store(&Trouble{Waiting: 1000})
+		l.whole(time.Minute)
+		l.exactly(1)
+	}, p)
+}
+
 // Without servers every gap is fetched, the short ones in one go where they
 // are near.
 func TestRecoveryWithoutServers(t *testing.T) {

@@ -84,7 +84,7 @@ func (n *Node) Capture() ([]capture.Config, []Problem) {
 			Stall:    c.OnLoss == "stall",
 			UntilEnd: n.UntilEnd, EndTimeout: n.EndTimeout,
 			RingSlots: int(c.RingBytes / slotBytes),
-			Recovery:  c.Recovery, RecoveryThreshold: uint64(c.Threshold),
+			Recovery:  c.Recovery, RecoveryThreshold: uint64(c.Threshold), RecoveryBytes: n.QueueBytes / 4,
 			Feed: c.Feed(), HeartbeatInterval: c.HeartbeatInterval,
 		}
 		if c.ReorderWait == 0 {
