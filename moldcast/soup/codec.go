@@ -109,6 +109,9 @@ func (d *decoder) next(b []byte) (f frame, n int, ok bool, err error) {
 		}
 	}
 	for {
+		if len(d.buf) >= 2 && binary.BigEndian.Uint16(d.buf) == 0 {
+			return frame{}, n, false, ErrEmptyFrame
+		}
 		want := HeaderSize - len(d.buf)
 		if want <= 0 {
 			payload := int(binary.BigEndian.Uint16(d.buf)) - 1
@@ -116,8 +119,6 @@ func (d *decoder) next(b []byte) (f frame, n int, ok bool, err error) {
 			if want == 0 {
 				return d.whole(b, n, payload)
 			}
-		} else if len(d.buf) >= 2 && binary.BigEndian.Uint16(d.buf) == 0 {
-			return frame{}, n, false, ErrEmptyFrame
 		}
 		k := min(want, len(b)-n)
 		if k == 0 {

@@ -24,6 +24,9 @@ func TestAnyChunking(t *testing.T) {
 			case 1:
 				stream = appendFrame(stream, typeDebug, rapid.StringMatching(`(hole |gap )?[0-9.]{0,8}`).Draw(t, "text"))
 			case 2:
+				if rapid.Bool().Draw(t, "empty") {
+					stream = append(stream, 0, 0, 'S')
+				}
 				stream = append(stream, rapid.SliceOfN(rapid.Byte(), 1, 4).Draw(t, "noise")...)
 			case 3:
 				stream = appendFrame(stream, typeSequenced, strings.Repeat("x", rapid.SampledFrom([]int{1000, 65534}).Draw(t, "long")))
@@ -140,25 +143,31 @@ func TestAllocations(t *testing.T) {
 
 func FuzzClient(f *testing.F) {
 	accepted := appendFrame(nil, typeAccepted, "DAY1      "+fmt.Sprintf("%20d", 7))
+	accepted = accepted[:len(accepted):len(accepted)] // each seed has bytes of its own
 	f.Add(accepted)
 	f.Add(appendFrame(accepted, typeSequenced, "abc"))
 	f.Add(appendFrame(accepted, typeDebug, "hole 7..9"))
 	f.Add(appendFrame(accepted, typeEnd, ""))
 	f.Add(appendFrame(nil, typeRejected, "S"))
 	f.Add([]byte{0, 0, 'S', 0xFF, 0xFF, 'S'})
+	f.Add(append(accepted, 0, 0, 'S'))
 	f.Fuzz(func(t *testing.T, b []byte) {
-		var whole, single strings.Builder
+		var whole strings.Builder
 		err := drive(&whole, NewClient(0, Login{Session: Blank, Seq: 7}), 0, b)
-		c := NewClient(0, Login{Session: Blank, Seq: 7})
-		var err1 error
-		for i := 0; i < len(b) && err1 == nil; i++ {
-			err1 = drive(&single, c, 0, b[i:i+1])
-		}
 		if strings.Contains(whole.String(), "untyped") {
 			t.Error(whole.String())
 		}
-		if whole.String() != single.String() || (err == nil) != (err1 == nil) {
-			t.Errorf("whole:\n%s\nby bytes:\n%s", whole.String(), single.String())
+		for first := range 5 { // so many bytes, then two at a time
+			var cut strings.Builder
+			c := NewClient(0, Login{Session: Blank, Seq: 7})
+			k := min(first, len(b))
+			errCut := drive(&cut, c, 0, b[:k])
+			for i := k; i < len(b) && errCut == nil; i += 2 {
+				errCut = drive(&cut, c, 0, b[i:min(len(b), i+2)])
+			}
+			if whole.String() != cut.String() || (err == nil) != (errCut == nil) {
+				t.Errorf("whole:\n%s\ncut after %d:\n%s", whole.String(), first, cut.String())
+			}
 		}
 	})
 }
@@ -190,9 +199,11 @@ func FuzzServer(f *testing.F) {
 			return logins, false
 		}
 		a, fa := run(len(b) + 1)
-		c, fc := run(1)
-		if fmt.Sprint(a) != fmt.Sprint(c) || fa != fc {
-			t.Errorf("whole %v %v, by bytes %v %v", a, fa, c, fc)
+		for _, size := range []int{1, 2, 3, 5} {
+			c, fc := run(size)
+			if fmt.Sprint(a) != fmt.Sprint(c) || fa != fc {
+				t.Errorf("whole %v %v, by %d bytes %v %v", a, fa, size, c, fc)
+			}
 		}
 	})
 }
