@@ -72,19 +72,22 @@ type Channel struct {
 	health      health
 	rate        rate
 	nextNote    moldcast.Instant // when the lag of sessions is noted next
+	nextRecord  moldcast.Instant // when what was measured of them is put on record next
 	nextLook    moldcast.Instant
 	quietHoles  uint64 // on record since the last that was logged
 }
 
 // session is what the engine keeps of one of the arbiter's.
 type session struct {
-	sink  SessionSink
-	first moldcast.Seq // what sink.Start was told, or was stored lowest
-	over  bool         // its sender goes on as another take or session
-	lag   lag
-	peers []peer         // for recovery streams, as in Config.Recovery
-	turn  int            // whose turn it is
-	reads sync.WaitGroup // comparisons and copies that read it
+	sink     SessionSink
+	first    moldcast.Seq // what sink.Start was told, or was stored lowest
+	over     bool         // its sender goes on as another take or session
+	lag      lag
+	began    moldcast.Stamp // when this capture took it up
+	recorded uint64         // packets of lines, when what was measured was put on record
+	peers    []peer         // for recovery streams, as in Config.Recovery
+	turn     int            // whose turn it is
+	reads    sync.WaitGroup // comparisons and copies that read it
 }
 
 // Lines are the addresses that the lines are received on, in their order.
@@ -217,6 +220,7 @@ func (c *Channel) engine(ctx context.Context) error {
 			c.nextLook = now + moldcast.Instant(lookEvery)
 			c.look(c.storage())
 			c.watch(now)
+			c.recordDue(now)
 			n := c.arb.Counters()
 			c.rate.note(ratePoint{now, n.Packets, n.Messages, n.Bytes})
 		}
@@ -404,6 +408,7 @@ func (c *Channel) release(s *arbiter.Session) {
 		return
 	}
 	s.Ref = nil
+	c.record(s, x)
 	st := sessionStatus(s, x)
 	c.closing.Go(func() {
 		x.reads.Wait()
@@ -452,7 +457,7 @@ func (o output) Open(s *arbiter.Session) (moldcast.Held, error) {
 		return moldcast.Held{}, err
 	}
 	c.openTrouble = Trouble{}
-	x := &session{sink: sink}
+	x := &session{sink: sink, began: c.clock.Wall()}
 	s.Ref = x
 	held := sink.Held()
 	c.cfg.Log.Info("session", "channel", c.cfg.Channel, "session", s.Name(), "take", sink.Take(), "held", moldcast.Range{First: held.First, Next: held.Head}.String(), "holes", len(held.Holes))

@@ -43,6 +43,7 @@ type memSession struct {
 	start  moldcast.Seq
 	closed int
 	twice  int
+	stats  []byte
 	by     string // Supersede
 
 	withdrawn int
@@ -94,7 +95,9 @@ func (x *memSession) Trouble() Trouble {
 	}
 	return Trouble{}
 }
-func (x *memSession) Close() error { x.closed++; return nil }
+func (x *memSession) Segments() int                          { return 1 }
+func (x *memSession) Captured(_, _ moldcast.Stamp, b []byte) { x.stats = append([]byte(nil), b...) }
+func (x *memSession) Close() error                           { x.closed++; return nil }
 
 func (x *memSession) Covers(r moldcast.Range) (moldcast.Range, bool) { return x.set.Cut(r) }
 

@@ -1,6 +1,7 @@
 package capture
 
 import (
+	"encoding/json"
 	"errors"
 	"log/slog"
 	"net/netip"
@@ -206,6 +207,19 @@ func TestSilenceDegrades(t *testing.T) {
 	p.logged("degraded: no packets", 1)
 }
 
+// A feed without heartbeats is not heard while it is idle; a line that is not
+// while another is, is silent all the same.
+func TestSilenceWithoutHeartbeats(t *testing.T) {
+	p := newPatient(t, 2, 0)
+	p.cfg.Feed.Heartbeats = moldcast.HeartbeatNone
+	p.at(10 * sec)
+	p.want("ok")
+	p.offer(0, moldcast.Range{First: 1, Next: 5})
+	p.offer(0, moldcast.Range{First: 5, Next: 10})
+	p.at(11 * sec)
+	p.want("degraded line_silentB")
+}
+
 func TestStorageDegrades(t *testing.T) {
 	p := newPatient(t, 1, 0)
 	p.offer(0, moldcast.Range{First: 1, Next: 5})
@@ -267,5 +281,41 @@ func TestRate(t *testing.T) {
 	got := r.value(point(100))
 	if got.Packets != 20 || got.Messages != 200 || got.Bytes < 300 || got.Bytes > 400 {
 		t.Fatalf("%+v", got)
+	}
+}
+
+// What was measured of a session is put on record while it is captured, and
+// when it is closed.
+func TestMeasuredIsRecorded(t *testing.T) {
+	p := newPatient(t, 2, 0)
+	p.cfg.Lines = []Line{{Addr: netip.MustParseAddrPort("239.255.0.1:1")}, {Addr: netip.MustParseAddrPort("239.255.0.2:1")}}
+	p.offer(0, moldcast.Range{First: 1, Next: 5})
+	p.offer(1, moldcast.Range{First: 1, Next: 5})
+	p.offer(0, moldcast.Range{First: 5, Next: 10})
+	stats := func() (st CaptureStats) {
+		t.Helper()
+		if err := json.Unmarshal(p.sink.takes[0].stats, &st); err != nil || len(st.Lines) != 2 {
+			t.Fatalf("%q: %v", p.sink.takes[0].stats, err)
+		}
+		return st
+	}
+	p.recordDue(p.clock.now)
+	if l := stats().Lines; l[0].Messages != 9 || l[1].Messages != 4 || l[0].Line != "A" || l[0].First != 1 || l[0].State != "" || l[0].LastHeard != nil {
+		t.Fatalf("%+v", l)
+	}
+	p.sink.takes[0].stats = nil
+	p.recordDue(p.clock.now + recordEvery)
+	if b := p.sink.takes[0].stats; b != nil {
+		t.Fatalf("nothing came, recorded %s", b)
+	}
+	p.offer(1, moldcast.Range{First: 5, Next: 10})
+	p.recordDue(p.clock.now + recordEvery + 1)
+	if b := p.sink.takes[0].stats; b != nil {
+		t.Fatalf("too early: %s", b)
+	}
+	p.release(p.arb.Sessions()[0])
+	p.closing.Wait()
+	if l := stats().Lines; l[1].Messages != 9 || p.sink.takes[0].closed != 1 {
+		t.Fatalf("%+v", l)
 	}
 }

@@ -46,6 +46,12 @@ type SessionSink interface {
 	Older(take int, dst []byte, first moldcast.Seq, count, size int) (out []byte, n int, err error)
 	// Hole records a range that was given up.
 	Hole(h moldcast.Hole)
+	// Captured puts on record what was measured of the session from when the
+	// capture took it up: a JSON document, again and again, the last of which
+	// holds.
+	Captured(began, until moldcast.Stamp, stats []byte)
+	// Segments is how many segments the session lies in.
+	Segments() int
 	// Watermarks: no hole below next; the same and synced, durable; one past
 	// the highest stored, head.
 	Watermarks() (next, durable, head moldcast.Seq)

@@ -1,6 +1,7 @@
 package capture
 
 import (
+	"encoding/json"
 	"fmt"
 	"time"
 
@@ -126,6 +127,7 @@ type SessionStatus struct {
 	DurableSeq moldcast.Seq     `json:"durable_seq"` // exclusive
 	HeadSeq    moldcast.Seq     `json:"head_seq"`    // exclusive
 	Holes      int              `json:"holes"`       // missing ranges below head, and up to the end where that is known
+	Segments   int              `json:"segments"`
 	Lag        uint64           `json:"lag"`         // head - durable, in messages: what is not durable, or lies beyond a hole
 	LagSeconds float64          `json:"lag_seconds"` // for how long
 	Timing     *Timing          `json:"timing,omitempty"`
@@ -234,7 +236,7 @@ func (c *Channel) heard(lines []LineStatus) {
 }
 
 func sessionStatus(s *arbiter.Session, x *session) SessionStatus {
-	st := SessionStatus{Session: s.Name(), Take: x.sink.Take(), State: s.State().String(), FirstSeq: s.First(), Holes: x.sink.Holes()}
+	st := SessionStatus{Session: s.Name(), Take: x.sink.Take(), State: s.State().String(), FirstSeq: s.First(), Holes: x.sink.Holes(), Segments: x.sink.Segments()}
 	if x.over {
 		st.State = arbiter.StateEnded.String()
 	}
@@ -253,4 +255,48 @@ func count(n uint64, what string) string {
 		what += "s"
 	}
 	return fmt.Sprintf("%d %s", n, what)
+}
+
+// CaptureStats is what is put on record of a session: what this capture
+// measured of it.
+type CaptureStats struct {
+	Lines  []LineStatus `json:"lines"`
+	Wait   Seconds      `json:"wait_seconds"`
+	Repair Seconds      `json:"repair_seconds"`
+}
+
+// recordEvery is how often what is measured is put on record, so that a
+// capture that is killed loses no more of it.
+const recordEvery = moldcast.Instant(time.Minute)
+
+// record puts on record what was measured of s, unless nothing came since.
+func (c *Channel) record(s *arbiter.Session, x *session) {
+	now := c.clock.Now()
+	st := s.LineStats(now)
+	var packets uint64
+	for i := range st.Lines {
+		packets += st.Lines[i].Packets
+	}
+	if packets == x.recorded {
+		return
+	}
+	x.recorded = packets
+	b, err := json.Marshal(CaptureStats{lineStatus(st, c.Lines()), secondsOf(&st.Wait), secondsOf(&st.Repair)})
+	if err != nil {
+		return // it has no member that cannot be marshalled
+	}
+	x.sink.Captured(x.began, c.clock.Wall(), b)
+}
+
+// recordDue does so for all sessions now and then.
+func (c *Channel) recordDue(now moldcast.Instant) {
+	if now < c.nextRecord {
+		return
+	}
+	c.nextRecord = now + recordEvery
+	for _, s := range c.arb.Sessions() {
+		if x, ok := s.Ref.(*session); ok {
+			c.record(s, x)
+		}
+	}
 }

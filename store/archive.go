@@ -538,6 +538,10 @@ func (s *session) recover(g *segment, wake func()) error {
 	if err != nil {
 		return fail(err)
 	}
+	captures, err := readCaptures(db)
+	if err != nil {
+		return fail(err)
+	}
 	f, err := readFacts(db)
 	if err != nil {
 		return fail(err)
@@ -547,7 +551,7 @@ func (s *session) recover(g *segment, wake func()) error {
 		return fail(err)
 	}
 	s.mu.Lock()
-	s.addIndex(g, x, holes, fills, f)
+	s.addIndex(g, x, holes, fills, captures, f)
 	cov, synced := s.cov.Clone(), s.synced.Clone()
 	mem := s.takeTails(g, tails, nextID(x, tails))
 	s.mu.Unlock()

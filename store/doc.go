@@ -32,7 +32,7 @@
 //
 // seal.json is one JSON object: identity, coverage (inclusive ranges), counts,
 // times, hole records, lines, the digest of every block (block.Header.Digest)
-// in key order, records of what was brought in later, and prev, the sum of the seal before. Its first member, sum,
+// in key order, records of what was brought in later and of what captures measured, and prev, the sum of the seal before. Its first member, sum,
 // is SHA-256 in hexadecimal of all bytes of the file after it. So seals are a
 // chain of custody over all that a session holds.
 //
@@ -79,6 +79,8 @@
 //	't' id u64, n u32      tail record, in the same form: pieces of block id, not yet written
 //	'o' time u64, first u64   hole record (JSON); the newest for a sequence holds
 //	'f' time u64, first u64   record of what was brought in later, and from where (JSON)
+//	'c' began u64          what a capture that began then measured (JSON): began_ns, until_ns, node, stats;
+//	                       the newest of a capture holds, in whatever segment
 //	'x' name               facts: segment, facts, lines; sealed: when and by which node (JSON)
 //
 // All integers are big-endian. Headers lie apart from bodies, so that

@@ -94,6 +94,7 @@ type Detail struct {
 	HoleList    []HoleInfo    `json:"hole_list"`
 	FillList    []FillInfo    `json:"fill_list"`
 	PrunedList  []PrunedInfo  `json:"pruned_list"`
+	CaptureList []CaptureInfo `json:"capture_list"`
 	SegmentList []SegmentInfo `json:"segment_list"`
 	Rates       []Rate        `json:"rates"`
 	Lines       []LineInfo    `json:"lines"`

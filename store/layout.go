@@ -65,13 +65,14 @@ func parseRecordingName(name string) (moldcast.Session, int, bool) {
 
 // Key ranges of a segment.
 const (
-	keyHeader = 'h' // first u64: header of a block with messages
-	keyBody   = 'b' // first u64: its body
-	keyMarks  = 'm' // block id u64: a block of marks alone, header and body together
-	keyHole   = 'o' // time u64, first u64: hole record
-	keyFill   = 'f' // time u64, first u64: record of what was brought in later
-	keyTail   = 't' // block id u64, n u32: tail record, header and body together
-	keyMeta   = 'x' // name: facts of the segment
+	keyHeader  = 'h' // first u64: header of a block with messages
+	keyBody    = 'b' // first u64: its body
+	keyMarks   = 'm' // block id u64: a block of marks alone, header and body together
+	keyHole    = 'o' // time u64, first u64: hole record
+	keyFill    = 'f' // time u64, first u64: record of what was brought in later
+	keyCapture = 'c' // began u64: what a capture measured
+	keyTail    = 't' // block id u64, n u32: tail record, header and body together
+	keyMeta    = 'x' // name: facts of the segment
 )
 
 var (
@@ -255,6 +256,7 @@ type seal struct {
 	LastTime    moldcast.Stamp    `json:"last_time_ns"`
 	Holes       []holeRecord      `json:"holes"`
 	Fills       []fillRecord      `json:"fills,omitempty"`
+	Captures    []captureRecord   `json:"captures,omitempty"`
 	Lines       []lineCount       `json:"lines"`
 	Blocks      int               `json:"blocks"`
 	BlockHashes []string          `json:"block_hashes"` // digests, in key order: those with messages, then those of marks alone

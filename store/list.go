@@ -130,6 +130,7 @@ func (s *session) detail(state State, full bool) (Detail, error) {
 			FirstSeq: f.First, LastSeq: f.Next - 1, Time: f.Time.Time(), Node: f.Node, By: f.By, Source: f.Source,
 		})
 	}
+	d.CaptureList = captureInfos(s.captures)
 	for _, r := range s.gone.Ranges() {
 		d.PrunedList = append(d.PrunedList, PrunedInfo{FirstSeq: r.First, LastSeq: r.Next - 1})
 	}

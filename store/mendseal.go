@@ -246,6 +246,9 @@ func (g *segment) describe(db *pebble.DB, prev string) (*seal, error) {
 	if s.Fills, err = readFills(db); err != nil {
 		return nil, err
 	}
+	if s.Captures, err = readCaptures(db); err != nil {
+		return nil, err
+	}
 	lines, err := readLines(db)
 	if err != nil {
 		return nil, err

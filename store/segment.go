@@ -293,6 +293,9 @@ func (g *segment) finish(a *Archive, prev string) (*seal, error) {
 	if s.Fills, err = readFills(db); err != nil {
 		return wrap(err)
 	}
+	if s.Captures, err = readCaptures(db); err != nil {
+		return wrap(err)
+	}
 	lines, err := readLines(db)
 	if err != nil {
 		return wrap(err)

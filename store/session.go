@@ -28,28 +28,29 @@ type session struct {
 	ref Ref
 	dir string
 
-	mu     sync.Mutex
-	segs   []*segment   // by number
-	tombs  []*tombstone // by number: of segments that were pruned
-	runs   []segRun     // by sequence: what lies in segments
-	cov    gap.Set      // what is held, in segments and in memory, or was and is pruned
-	synced gap.Set      // of that, what is durable
-	gone   gap.Set      // of that, what was pruned
-	facts  facts
-	firm   firm
-	mark   moldcast.Seq // lowest sequence that a mark carried; 0: none
-	ended  bool         // an End of Session is on record, for end
-	end    moldcast.Seq
-	holes  holeMap
-	fills  []fillRecord
-	damage []damageRecord // all that is on record
-	lost   []lostSpan     // by sequence: of that, what nothing replaces
-	mem    []*memBlock    // in order of their ids; the last one open, where w is set
-	w      *Writer        // who writes it in this process
-	loaded time.Time      // when the directory was last looked at
-	newest sealRef        // the newest seal there is or, by session.json, was
-	absent []numbers      // segments that are neither there nor on record as pruned
-	made   time.Time
+	mu       sync.Mutex
+	segs     []*segment   // by number
+	tombs    []*tombstone // by number: of segments that were pruned
+	runs     []segRun     // by sequence: what lies in segments
+	cov      gap.Set      // what is held, in segments and in memory, or was and is pruned
+	synced   gap.Set      // of that, what is durable
+	gone     gap.Set      // of that, what was pruned
+	facts    facts
+	firm     firm
+	mark     moldcast.Seq // lowest sequence that a mark carried; 0: none
+	ended    bool         // an End of Session is on record, for end
+	end      moldcast.Seq
+	holes    holeMap
+	fills    []fillRecord
+	captures []captureRecord // by when they began
+	damage   []damageRecord  // all that is on record
+	lost     []lostSpan      // by sequence: of that, what nothing replaces
+	mem      []*memBlock     // in order of their ids; the last one open, where w is set
+	w        *Writer         // who writes it in this process
+	loaded   time.Time       // when the directory was last looked at
+	newest   sealRef         // the newest seal there is or, by session.json, was
+	absent   []numbers       // segments that are neither there nor on record as pruned
+	made     time.Time
 }
 
 // segRun is a range that lies in one segment.
@@ -475,6 +476,7 @@ func (s *session) addSeal(g *segment) {
 		s.holes.put(h)
 	}
 	s.fills = append(s.fills, g.seal.Fills...)
+	s.captures = addCaptures(s.captures, g.seal.Captures)
 	s.facts.merge(g.seal.facts)
 }
 
@@ -503,7 +505,7 @@ func (s *session) addDurable(r moldcast.Range, g *segment) {
 
 // addIndex takes up what an unsealed segment, or one whose seal is damaged,
 // holds by its headers. REQUIRES: mu.
-func (s *session) addIndex(g *segment, x *index, holes []holeRecord, fills []fillRecord, f facts) {
+func (s *session) addIndex(g *segment, x *index, holes []holeRecord, fills []fillRecord, captures []captureRecord, f facts) {
 	for _, r := range x.coverage() {
 		s.addDurable(r, g)
 	}
@@ -521,6 +523,7 @@ func (s *session) addIndex(g *segment, x *index, holes []holeRecord, fills []fil
 		s.holes.put(h)
 	}
 	s.fills = append(s.fills, fills...)
+	s.captures = addCaptures(s.captures, captures)
 	s.facts.merge(f)
 }
 
@@ -596,6 +599,10 @@ func (s *session) readOne(g *segment) error {
 	if err != nil {
 		return err
 	}
+	captures, err := readCaptures(h.db)
+	if err != nil {
+		return err
+	}
 	f, err := readFacts(h.db)
 	if err != nil {
 		return err
@@ -619,7 +626,7 @@ func (s *session) readOne(g *segment) error {
 	if len(h.idx.bad) > 0 || slices.ContainsFunc(tails, func(t tailRecord) bool { return t.err != nil }) {
 		g.unknown = errPartly
 	}
-	s.addIndex(g, h.idx, holes, fills, f)
+	s.addIndex(g, h.idx, holes, fills, captures, f)
 	s.mem = append(s.mem, s.takeTails(g, tails, 0)...)
 	return nil
 }

@@ -1,6 +1,7 @@
 package cli
 
 import (
+	"encoding/json"
 	"fmt"
 	"slices"
 	"strings"
@@ -9,6 +10,7 @@ import (
 	"github.com/dustin/go-humanize"
 	"github.com/spf13/cobra"
 
+	"github.com/moldtape/moldtape/capture"
 	"github.com/moldtape/moldtape/moldcast"
 	"github.com/moldtape/moldtape/store"
 )
@@ -132,6 +134,26 @@ func (e *env) printDetail(d store.Detail) error {
 		return []any{l.Line, humanize.Comma(int64(l.Pieces)), humanize.Comma(int64(l.Messages)), humanize.IBytes(l.Bytes)}
 	})
 	if err != nil {
+		return err
+	}
+	if err := section("captures", len(d.CaptureList), []any{"BEGAN", "UNTIL", "NODE", "LINE", "PACKETS", "LOST", "FIRST", "SKEW 99%", "DISORDER MAX"}, func(i int) []any {
+		c := d.CaptureList[i]
+		cells := []any{shortTime(&c.Began), shortTime(&c.Until), nodeText(c.Node)}
+		var st capture.CaptureStats
+		if json.Unmarshal(c.Stats, &st) != nil {
+			return cells // of another version
+		}
+		var cols [6][]string
+		for _, l := range st.Lines {
+			for k, v := range []any{l.Line, humanize.Comma(int64(l.Packets)), lossText(l), firstText(l), secondsText(l.Skew.P99), l.Disorder.Max} {
+				cols[k] = append(cols[k], fmt.Sprint(v))
+			}
+		}
+		for _, col := range cols {
+			cells = append(cells, strings.Join(col, " / "))
+		}
+		return cells
+	}); err != nil {
 		return err
 	}
 	return section("minutes", len(d.Rates), []any{"MINUTE", "MESSAGES", "PER SECOND", "BYTES"}, func(i int) []any {

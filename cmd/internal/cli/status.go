@@ -88,6 +88,9 @@ func (e *env) status(ctx context.Context, addr string) error {
 func failing(d httpd.Document) (bad []string) {
 	for _, c := range d.Channels {
 		var why []string
+		if c.State == capture.StateFailed {
+			why = append(why, "failed: "+c.Error)
+		}
 		for _, r := range c.Reasons {
 			if r.Reason != capture.ReasonGap || d.Time.Sub(r.Since) >= gapPatience {
 				why = append(why, r.Reason)
@@ -159,16 +162,12 @@ func (e *env) printStatus(d httpd.Document) error {
 	for i := range d.Channels {
 		c := &d.Channels[i]
 		for _, l := range c.Lines {
-			first := "-"
-			if l.Compared > 0 {
-				first = fmt.Sprintf("%.1f%%", 100*float64(l.First)/float64(l.Compared))
-			}
 			skew := []any{"-", "-", "-"}
 			if l.Skew.Count > 0 {
 				skew = []any{secondsText(l.Skew.P50), secondsText(l.Skew.P99), secondsText(l.Skew.Max)}
 			}
 			row(t, append(append([]any{c.Channel, l.Line, l.Addr, l.State, humanize.Comma(int64(l.Packets)), humanize.Comma(int64(l.Messages)),
-				lossText(l), first}, skew...), l.Disorder.Max)...)
+				lossText(l), firstText(l)}, skew...), l.Disorder.Max)...)
 		}
 	}
 	if err := t.Flush(); err != nil {
@@ -185,7 +184,10 @@ func (e *env) printStatus(d httpd.Document) error {
 		if c.Storage.Advice != "" {
 			fmt.Fprintf(e.stdout, "; %s", c.Storage.Advice)
 		}
-		if len(c.Reasons) > 0 {
+		if c.Error != "" {
+			fmt.Fprintf(e.stdout, "\n%s: failed: %s", c.Channel, c.Error)
+		}
+		if len(c.Reasons) > 0 || c.Error != "" {
 			fmt.Fprintln(e.stdout)
 		}
 	}
@@ -215,6 +217,14 @@ func shownSessions(all []capture.SessionStatus) (out []capture.SessionStatus) {
 		return all[n-1:]
 	}
 	return out
+}
+
+// firstText is how often a line was first.
+func firstText(l capture.LineStatus) string {
+	if l.Compared == 0 {
+		return "-"
+	}
+	return fmt.Sprintf("%.1f%%", 100*float64(l.First)/float64(l.Compared))
 }
 
 // lossText is what a line did not bring, and how much of what it should have.

@@ -44,6 +44,8 @@ func TestStatusExitCode(t *testing.T) {
 		{"ended", []capture.Status{ended}, ""},
 		{"a gap that is being repaired", []capture.Status{ok, degradedFor("g", capture.ReasonGap, 999*time.Millisecond)}, ""},
 		{"a gap that stays", []capture.Status{ok, degradedFor("g", capture.ReasonGap, time.Second)}, "degraded: g (gap)"},
+		{"one has failed, one has stopped", []capture.Status{ok, {Channel: "f", State: capture.StateFailed, Error: "socket"}, {Channel: "s", State: capture.StateStopped}}, "degraded: f (failed: socket)"},
+		{"stopped", []capture.Status{ended, {Channel: "s", State: capture.StateStopped}}, ""},
 		{"silent", []capture.Status{degradedFor("a", capture.ReasonNoPackets, 0), degradedFor("b", capture.ReasonLineSilent, 0)}, "degraded: a (no_packets); b (line_silent)"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -62,7 +64,7 @@ func TestStatusExitCode(t *testing.T) {
 					if err := json.Unmarshal(out.Bytes(), &got); err != nil || len(got.Channels) != len(c.channels) {
 						t.Errorf("%v: %s", err, out.Bytes())
 					}
-				} else if c.err != "" && !strings.Contains(out.String(), "so it is") {
+				} else if c.err != "" && !strings.Contains(out.String(), "so it is") && !strings.Contains(out.String(), "failed") {
 					t.Errorf("the reason is not shown:\n%s", out.String())
 				}
 			}

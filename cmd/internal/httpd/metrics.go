@@ -217,6 +217,7 @@ func session(e emit, x *capture.SessionStatus) {
 	e.gauge("session_next_seq", "One past what is held without a hole.", float64(x.NextSeq))
 	e.gauge("session_durable_seq", "One past what is durable without a hole.", float64(x.DurableSeq))
 	e.gauge("session_head_seq", "One past the highest held.", float64(x.HeadSeq))
+	e.gauge("session_segments", "Segments.", float64(x.Segments))
 	e.gauge("session_holes", "Ranges that are missing.", float64(x.Holes))
 	e.gauge("watermark_lag_messages", "head - durable.", float64(x.Lag))
 	e.gauge("watermark_lag_seconds", "For how long something is held that is not durable, or lies beyond a hole.", x.LagSeconds)
