@@ -16,8 +16,9 @@ import (
 )
 
 const (
-	slotSize    = 2048 // of a ring: a full Ethernet frame; longer datagrams get a buffer of their own
-	answerSlots = 4096
+	slotSize    = 2048             // of a ring: a full Ethernet frame; longer datagrams get a buffer of their own
+	answerSlots = 4096             // or half of what a line has, where that is less,
+	leastSlots  = 256              // but not less than this
 	drainBatch  = 64               // datagrams of one ring before the next ring has its turn
 	alarmEvery  = 10 * time.Second // a trouble that lasts is logged so often
 	maxRecent   = 256              // closed sessions remembered for Status

@@ -189,7 +189,7 @@ func (c *Channel) openAsks() error {
 	}
 	slots := answerSlots
 	if c.cfg.RingSlots > 0 {
-		slots = min(slots, c.cfg.RingSlots)
+		slots = min(slots, max(c.cfg.RingSlots/2, leastSlots))
 	}
 	c.asks = mcast.StartRX(conn, mcast.NewRing(slots, slotSize), c.wake, c.cfg.Log)
 	return nil

@@ -2,6 +2,7 @@ package config
 
 import (
 	"fmt"
+	"math/bits"
 	"net"
 	"net/netip"
 
@@ -15,6 +16,10 @@ import (
 
 // slotBytes is what one datagram takes in a ring.
 const slotBytes = 2048
+
+// slots is how many datagrams a ring holds that takes at most so many bytes: a
+// power of two, as all rings.
+func slots(size int64) int { return 1 << (bits.Len64(uint64(size/slotBytes)) - 1) }
 
 // StoreOptions are those of the archive.
 func (n *Node) StoreOptions() store.Options {
@@ -83,7 +88,7 @@ func (n *Node) Capture() ([]capture.Config, []Problem) {
 			NakRetry: c.NakRetry, NakRate: c.NakRate, NakBudget: c.NakBudget,
 			Stall:    c.OnLoss == "stall",
 			UntilEnd: n.UntilEnd, EndTimeout: n.EndTimeout,
-			RingSlots: int(c.RingBytes / slotBytes),
+			RingSlots: slots(c.RingBytes),
 			Recovery:  c.Recovery, RecoveryThreshold: uint64(c.Threshold), RecoveryBytes: n.QueueBytes / 4,
 			Feed: c.Feed(), HeartbeatInterval: c.HeartbeatInterval,
 		}

@@ -201,7 +201,9 @@ func TestMemory(t *testing.T) {
 	}
 	var rings, reorder int64
 	for _, c := range n.Channels {
-		rings += 3 * c.RingBytes
+		if rings += 3 * slotBytes * int64(slots(c.RingBytes)); slots(c.RingBytes) < 512 {
+			t.Errorf("%d slots of %d bytes", slots(c.RingBytes), c.RingBytes)
+		}
 		reorder += c.ReorderBytes
 	}
 	if rings > allRings || reorder > allReorder || n.QueueBytes*64 > allQueues {
