@@ -326,6 +326,9 @@ func (c *Channel) drain() bool {
 			}
 			c.lastPacket = now
 			c.heardFrom(now, d.Src.Addr())
+			if server := slices.Index(c.servers, d.Src); server >= 0 {
+				c.arb.HeardAnswer(now, server, d.Data)
+			}
 			c.arb.Offer(now, d.Stamp, line, d.Src.Addr(), d.Data)
 		}
 		more = more || n == drainBatch
@@ -492,6 +495,8 @@ func (o output) Append(s *arbiter.Session, p moldcast.Piece) bool {
 	}
 	return err == nil
 }
+
+func (o output) Room(s *arbiter.Session) bool { return s.Ref.(*session).sink.Room() }
 
 func (o output) Covers(s *arbiter.Session, r moldcast.Range) (moldcast.Range, bool) {
 	return o.sink(s).Covers(r)

@@ -27,6 +27,7 @@ type memSink struct {
 	sessions map[moldcast.Session]*memSession // the latest takes
 	takes    []*memSession                    // all
 	refuse   func(p moldcast.Piece) bool
+	room     func() bool // nil: always
 	openErr  error
 	trouble  atomic.Pointer[Trouble]
 }
@@ -98,6 +99,7 @@ func (x *memSession) Trouble() Trouble {
 func (x *memSession) Segments() int                          { return 1 }
 func (x *memSession) Captured(_, _ moldcast.Stamp, b []byte) { x.stats = append([]byte(nil), b...) }
 func (x *memSession) Close() error                           { x.closed++; return nil }
+func (x *memSession) Room() bool                             { return x.sink.room == nil || x.sink.room() }
 
 func (x *memSession) Covers(r moldcast.Range) (moldcast.Range, bool) { return x.set.Cut(r) }
 
@@ -431,27 +433,44 @@ func TestStopStoresWhatWaits(t *testing.T) {
 	}
 }
 
+// What a store refuses waits in memory; what finds that full stays missing. It
+// is not asked for, nor lost, while there is no room for the answers, and
+// repaired then.
 func TestRefusedMessagesAreRepaired(t *testing.T) {
-	const n = 200
+	const n = 3000
 	srv := server(t, n+1, func(int) bool { return false })
-	refused := 0
+	var full, refused atomic.Bool
+	full.Store(true)
 	sink := &memSink{}
 	sink.refuse = func(p moldcast.Piece) bool {
-		if p.First == 51 && refused < 3 {
-			refused++
+		if full.Load() && p.First != 1 {
+			refused.Store(true)
 			return true
 		}
 		return false
 	}
-	r := start(t, 1, sink, func(c *Config) { c.UntilEnd = true; c.Rerequest = []netip.AddrPort{srv} })
-	for q := moldcast.Seq(1); q <= n; q += 10 {
-		r.send(0, packet(q, q+10))
+	sink.room = func() bool { return !full.Load() }
+	const budget = 50 * time.Millisecond
+	r := start(t, 1, sink, func(c *Config) {
+		c.UntilEnd, c.Rerequest, c.NakBudget, c.ReorderBytes = true, []netip.AddrPort{srv}, budget, arbiter.MinReorderBytes
+	})
+	for q := moldcast.Seq(1); q <= n; q++ {
+		r.send(0, packet(q, q+1))
+		if q%200 == 0 { // a receive buffer holds so many
+			r.until("the packets", func(s Status) bool { return s.Packets == uint64(q) })
+		}
 	}
+	dropped := time.Now()
+	st := r.until("several budgets", func(Status) bool { return time.Since(dropped) > 4*budget })
+	if !refused.Load() || st.QueueDropped == 0 || st.NaksSent != 0 || st.MessagesLost != 0 || st.Messages != 1 {
+		t.Errorf("while nothing is taken: %+v", st.Counters)
+	}
+	full.Store(false)
 	r.send(0, control(n+1, moldcast.EndCount))
-	st := r.wait()
+	st = r.wait()
 	r.exactly(1, n+1)
-	if refused == 0 || st.QueueDropped == 0 {
-		t.Errorf("refused %d times, %d queue_dropped", refused, st.QueueDropped)
+	if st.MessagesRecovered != st.QueueDropped || st.MessagesLost != 0 || st.NaksSent == 0 || st.GapsOpened != 1 {
+		t.Errorf("%+v", st.Counters)
 	}
 }
 

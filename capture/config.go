@@ -11,6 +11,7 @@ import (
 
 	"github.com/moldtape/moldtape/capture/arbiter"
 	"github.com/moldtape/moldtape/moldcast"
+	"github.com/moldtape/moldtape/moldcast/gap"
 	"github.com/moldtape/moldtape/moldcast/mcast"
 )
 
@@ -57,7 +58,8 @@ type Config struct {
 	ReorderWait  time.Duration // how long early messages stay in memory; default 2 ms; negative: not at all
 	ReorderBytes int64         // and how many bytes of them; default 64 MiB
 	NakRetry     time.Duration // least time before a request is repeated; default 2 ms
-	NakRate      int           // most requests a second, for each session; default 1000
+	NakRate      int           // most requests a second; default 20000. They begin with 1000, and become more only while answers come
+	Requests     *gap.Budget   // of several channels together, which then must have one Clock; may be nil
 	NakBudget    time.Duration // how long a gap is asked for before it is a hole; default 10 s
 	MaxRequest   int           // most messages one request asks for; default moldcast.MaxCount
 	Stall        bool          // never give a gap up

@@ -63,6 +63,9 @@ type SessionSink interface {
 	// up to size bytes together, and says how many; 0 only with an error. It
 	// may read the disk, and is called on another goroutine.
 	Read(dst []byte, first moldcast.Seq, count, size int) (out []byte, n int, err error)
+	// Room reports whether Append takes something again, and not only a little; it
+	// is asked after one has failed.
+	Room() bool
 	// Trouble is why nothing can be made durable at the moment; it is called
 	// often, and for each Status.
 	Trouble() Trouble

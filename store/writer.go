@@ -621,6 +621,14 @@ func (w *Writer) Trouble() (since time.Time, waiting int64, err error) {
 	return since, w.pending, w.err
 }
 
+// Room reports whether a quarter of QueueBytes is free: after an ErrBusy,
+// whether it is worth while to ask again for what was refused.
+func (w *Writer) Room() bool {
+	w.s.mu.Lock()
+	defer w.s.mu.Unlock()
+	return w.pending <= w.a.o.QueueBytes/4*3
+}
+
 // MarksDropped counts the marks for which there was no room.
 func (w *Writer) MarksDropped() uint64 {
 	w.s.mu.Lock()

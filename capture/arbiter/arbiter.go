@@ -51,6 +51,7 @@ func New(cfg Config, out Output) (*Arbiter, error) {
 	if err := cfg.Validate(); err != nil {
 		return nil, err
 	}
+	cfg.Gap.Shared = gap.NewBudget(cfg.Gap.RequestsPerSecond, cfg.Gap.Shared)
 	a := &Arbiter{
 		cfg: cfg, out: out,
 		sessions: make(map[moldcast.Session]*Session),
@@ -178,6 +179,19 @@ func (a *Arbiter) OfferAnswer(now moldcast.Instant, stamp moldcast.Stamp, server
 	a.checkEnd(s)
 }
 
+// HeardAnswer says that a datagram came on a line from a server that was asked
+// (0..Servers-1), before it is offered as the line's: it is taken for the
+// answer where it brings what was asked for.
+func (a *Arbiter) HeardAnswer(now moldcast.Instant, server int, d []byte) {
+	p, err := moldcast.Parse(d)
+	if err != nil || p.Kind != moldcast.Data {
+		return
+	}
+	if s := a.sessions[p.Session]; s != nil && s.asks {
+		s.m.Answered(now, server, p.Range())
+	}
+}
+
 // answers reports whether any of r was asked for, or is held.
 func (a *Arbiter) answers(s *Session, r moldcast.Range) bool {
 	for !r.Empty() {
@@ -282,8 +296,8 @@ func (a *Arbiter) data(now moldcast.Instant, stamp moldcast.Stamp, line int, s *
 	}
 }
 
-// take stores a piece that is not held, or lets it wait for its predecessor.
-// line is AnswerLine for answers.
+// take stores a piece that is not held, or lets it wait for its predecessor or,
+// of a line, for the store. line is AnswerLine for answers.
 func (a *Arbiter) take(now moldcast.Instant, line int, s *Session, r moldcast.Range, v gap.Verdict, p moldcast.Piece) {
 	if !a.try(now, line, s, r, v, p) {
 		a.drop(now, line, s, r)
@@ -295,13 +309,19 @@ func (a *Arbiter) try(now moldcast.Instant, line int, s *Session, r moldcast.Ran
 	head := s.m.Head()
 	quiet := len(s.wait.bySeq) == 0
 	direct := v == gap.InOrder && quiet || s.predecessorStored(r.First)
-	if direct {
-		// What extends something held needs no room in the gap table: Accept
-		// cannot refuse it.
-		if !a.out.Append(s, p) {
+	// What extends something held needs no room in the gap table: Accept cannot
+	// refuse it. What the store refuses of a line waits for that, as far as there
+	// is room; the rest can be had again.
+	wait := moldcast.Instant(max(0, min(a.cfg.ReorderWait, a.cfg.Gap.Budget)))
+	if direct && !a.out.Append(s, p) {
+		a.fullAt(now, s)
+		if line == moldcast.AnswerLine {
 			return false
 		}
-	} else if !a.room(now, len(p.Msgs.Framed())+WaitOverhead) {
+		s.wait.retry = s.roomAt
+		direct, wait = false, 0
+	}
+	if !direct && !a.room(now, len(p.Msgs.Framed())+WaitOverhead) {
 		return false
 	}
 	var recovered uint64
@@ -340,7 +360,7 @@ func (a *Arbiter) try(now moldcast.Instant, line int, s *Session, r moldcast.Ran
 	e.Piece = p
 	e.Msgs = moldcast.MessagesOf(e.buf, p.Msgs.Len())
 	e.since = now
-	e.until = now + moldcast.Instant(max(0, min(a.cfg.ReorderWait, a.cfg.Gap.Budget)))
+	e.until = now + wait
 	s.wait.add(e)
 	a.waitBytes += e.size()
 	a.waitMessages += r.Len()
@@ -469,6 +489,9 @@ func (a *Arbiter) Poll(now moldcast.Instant) (moldcast.Session, gap.Request, boo
 	a.expireHeld(now)
 	for _, s := range a.order {
 		a.expire(now, s)
+		if s.full && s.roomAt <= now {
+			a.look(now, s)
+		}
 	}
 	for range a.order {
 		s := a.order[a.turn%len(a.order)]
@@ -517,6 +540,9 @@ func (a *Arbiter) Deadline() moldcast.Instant {
 	}
 	for _, s := range a.order {
 		at = min(at, s.m.Deadline())
+		if s.full {
+			at = min(at, s.roomAt)
+		}
 		if e := s.wait.oldest; e != nil {
 			if s.wait.overdue {
 				at = min(at, s.wait.retry)

@@ -22,6 +22,7 @@ func (o *discard) Append(_ *Session, p moldcast.Piece) bool {
 func (o *discard) Covers(_ *Session, r moldcast.Range) (moldcast.Range, bool) {
 	return r, true
 }
+func (o *discard) Room(*Session) bool                     { return true }
 func (o *discard) Mark(*Session, moldcast.Mark)           {}
 func (o *discard) Hole(*Session, moldcast.Hole)           {}
 func (o *discard) Ended(*Session)                         {}

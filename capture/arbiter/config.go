@@ -58,7 +58,8 @@ type Config struct {
 	Feed moldcast.Feed
 
 	// Gap configures the gap machine of each session. Lines, Servers, GiveUp
-	// and (for Stall) Budget are set by EnsureDefaults.
+	// and (for Stall) Budget are set by EnsureDefaults. RequestsPerSecond also
+	// bounds the requests of all sessions together.
 	Gap gap.Config
 
 	Limits Limits
@@ -128,7 +129,8 @@ type Limits struct {
 	// in Counters.Uncompared. Defaults 1024 and 4 MiB.
 	ParkedPackets, ParkedBytes int
 	// StoreRetry is how soon pieces that the store refused, and that waited,
-	// are offered to it again. Default 1ms.
+	// are offered to it again, and how often it is asked whether it has room.
+	// Default 1ms.
 	StoreRetry time.Duration
 }
 

@@ -68,6 +68,7 @@ func (a *Arbiter) forgotten(now moldcast.Instant, stamp moldcast.Stamp, line int
 // recall stores what was forgotten, and is not held. False: the store refused.
 func (a *Arbiter) recall(now moldcast.Instant, line int, s *Session, p moldcast.Piece) bool {
 	if !a.out.Append(s, p) {
+		a.fullAt(now, s)
 		return false
 	}
 	r, came := p.Range(), gap.Stale

@@ -186,6 +186,8 @@ func (r *recorder) Append(s *Session, p moldcast.Piece) bool {
 	return true
 }
 
+func (r *recorder) Room(*Session) bool { return !r.busy(moldcast.Piece{}) }
+
 func (r *recorder) Covers(s *Session, q moldcast.Range) (moldcast.Range, bool) {
 	return s.Ref.(*archived).set.Cut(q)
 }

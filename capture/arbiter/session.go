@@ -17,6 +17,9 @@ type Output interface {
 	// Append stores p, which is not held yet: in order, or an island, or a
 	// fill. False: the store took nothing of it; it stays missing, or waits.
 	Append(s *Session, p moldcast.Piece) bool
+	// Room reports whether Append takes something again. It is asked now and then
+	// after one has failed; until then nothing is asked for of the session.
+	Room(s *Session) bool
 	// Covers is the leading part of r that the store holds wholly (true), or
 	// holds nothing of. It is asked only for what was given up long ago.
 	Covers(s *Session, r moldcast.Range) (part moldcast.Range, held bool)
@@ -107,6 +110,9 @@ type Session struct {
 	forks   []moldcast.Instant
 	past    *past
 	claimed gap.Claim
+
+	full   bool             // the store refused something, and has had no room since
+	roomAt moldcast.Instant // when it is asked again
 
 	lines   []lineState
 	arrived arrivals

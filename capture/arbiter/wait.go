@@ -170,6 +170,7 @@ func (a *Arbiter) store(now moldcast.Instant, s *Session, from, to int) {
 		e := s.wait.bySeq[i]
 		if !a.out.Append(s, e.Piece) {
 			s.wait.retry = now + moldcast.Instant(a.cfg.Limits.StoreRetry)
+			a.fullAt(now, s)
 			break
 		}
 		a.stored(e.Piece)
@@ -204,4 +205,21 @@ func (a *Arbiter) expire(now moldcast.Instant, s *Session) {
 	for s.wait.oldest != nil && s.wait.oldest.until <= now && s.wait.retry <= now {
 		a.island(now, s)
 	}
+}
+
+// fullAt takes note that the store took nothing: what is missing is not asked
+// for, and its budget does not run, until it has room.
+func (a *Arbiter) fullAt(now moldcast.Instant, s *Session) {
+	s.full, s.roomAt = true, now+moldcast.Instant(a.cfg.Limits.StoreRetry)
+	s.m.Hold(now, true)
+}
+
+// look asks the store whether it has room again.
+func (a *Arbiter) look(now moldcast.Instant, s *Session) {
+	if !a.out.Room(s) {
+		a.fullAt(now, s)
+		return
+	}
+	s.full = false
+	s.m.Hold(now, false)
 }

@@ -79,8 +79,8 @@ func TestLateAnswerTeachesNothing(t *testing.T) {
 // TestEstimateGrowsAgain: whatever made it believe that one message fits, a
 // machine with sparse gaps finds out that more do.
 func TestEstimateGrowsAgain(t *testing.T) {
-	fresh, _ := sparse(New(Config{Servers: 1, Seed: 1}), 40_000)
-	m := New(Config{Servers: 1, Seed: 1})
+	fresh, _ := sparse(New(Config{Servers: 1, Seed: 1, RequestsPerSecond: 1000}), 40_000)
+	m := New(Config{Servers: 1, Seed: 1, RequestsPerSecond: 1000})
 	m.fit.learn(1, 31, 0)
 	requests, largest := sparse(m, 40_000)
 	t.Logf("%d requests, largest %d; %d when nothing was learnt", requests, largest, fresh)

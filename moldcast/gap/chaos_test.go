@@ -106,7 +106,7 @@ func TestMachineChaos(t *testing.T) {
 		for range rapid.IntRange(1, 80).Draw(t, "ops") {
 			now += Instant(rapid.Int64Range(0, int64(2*ms)).Draw(t, "dt"))
 			line := rapid.IntRange(0, c.Lines-1).Draw(t, "line")
-			switch op := rapid.IntRange(0, 10).Draw(t, "op"); op {
+			switch op := rapid.IntRange(0, 11).Draw(t, "op"); op {
 			case 0, 1, 2, 3:
 				q := m.Head() + Seq(rapid.IntRange(0, 12).Draw(t, "ahead"))
 				q -= Seq(rapid.IntRange(0, 30).Draw(t, "back"))
@@ -138,6 +138,8 @@ func TestMachineChaos(t *testing.T) {
 				} else {
 					m.Reserve(now, r)
 				}
+			case 11:
+				m.Hold(now, rapid.Bool().Draw(t, "hold"))
 			case 6:
 				now += Instant(rapid.Int64Range(0, int64(30*ms)).Draw(t, "wait"))
 			default:

@@ -9,7 +9,8 @@ func (m *Machine) check() error {
 	var missing uint64
 	perLoss := map[uint32]uint64{}
 	perFlight := map[uint32]int{}
-	inHeap := [4]int{}
+	inHeap := [6]int{}
+	deepPieces := 0
 	for i, e := range items {
 		p := &m.pieces[e.id]
 		l := &m.losses[p.loss]
@@ -32,7 +33,7 @@ func (m *Machine) check() error {
 			}
 			continue
 		case ready:
-			c := m.class(p.loss)
+			c := m.class(p)
 			inHeap[c]++
 			if h := &m.ready[c]; h.items[m.pos[e.id]] != (heapItem{uint64(p.first), e.id}) {
 				return fmt.Errorf("piece %d..%d not in its heap", p.first, p.next)
@@ -41,7 +42,7 @@ func (m *Machine) check() error {
 				return fmt.Errorf("piece %d..%d is to be asked for, and reserved", p.first, p.next)
 			}
 		case waiting:
-			inHeap[3]++
+			inHeap[4]++
 			if m.waiting.items[m.pos[e.id]].id != e.id {
 				return fmt.Errorf("piece %d..%d does not wait", p.first, p.next)
 			}
@@ -51,6 +52,16 @@ func (m *Machine) check() error {
 		case reserved:
 			if m.reserved.Len() == 0 {
 				return fmt.Errorf("piece %d..%d is not reserved in %v", p.first, p.next, m.reserved.Ranges())
+			}
+		case paused:
+			inHeap[5]++
+			if m.paused.items[m.pos[e.id]].id != e.id || l.slow {
+				return fmt.Errorf("piece %d..%d is not paused, or its loss is slow", p.first, p.next)
+			}
+		case deep:
+			deepPieces++
+			if p.first >= m.floor {
+				return fmt.Errorf("piece %d..%d is deep, the floor is at %d", p.first, p.next, m.floor)
 			}
 		case flying:
 			perFlight[p.flight]++
@@ -62,10 +73,13 @@ func (m *Machine) check() error {
 			return fmt.Errorf("piece %d..%d in state %d before it settled", p.first, p.next, p.state)
 		}
 	}
-	for c, n := range []int{m.ready[0].len(), m.ready[1].len(), m.ready[2].len(), m.waiting.len()} {
+	for c, n := range []int{m.ready[0].len(), m.ready[1].len(), m.ready[2].len(), m.ready[3].len(), m.waiting.len(), m.paused.len()} {
 		if inHeap[c] != n {
 			return fmt.Errorf("heap %d has %d pieces, want %d", c, n, inHeap[c])
 		}
+	}
+	if deepPieces != m.deep {
+		return fmt.Errorf("%d pieces are deep, want %d", m.deep, deepPieces)
 	}
 	if len(perFlight) != m.expiries.len() || m.expiries.len()+len(m.freeFl) != len(m.flights) {
 		return fmt.Errorf("%d flights with pieces, %d that expire, %d free of %d", len(perFlight), m.expiries.len(), len(m.freeFl), len(m.flights))

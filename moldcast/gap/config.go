@@ -56,12 +56,17 @@ type Config struct {
 	// MaxRequest is the most messages of one request, 1..65534 (65534).
 	MaxRequest int
 
-	// RequestsPerSecond bounds all requests together (1000).
+	// RequestsPerSecond is the most requests a second (20000). A machine begins
+	// with 1000, and comes near the most only while answers show that they are
+	// welcome.
 	RequestsPerSecond int
 
 	// Sparse says that numbers only rise: nothing is ever missing. What lies
 	// below the head is Forgotten, since the owner must know whether it is held.
 	Sparse bool
+
+	// Shared, unless nil, bounds the requests of all machines that have it.
+	Shared *Budget
 
 	// HeartbeatInterval is how often an idle line is heard (1s). A line that is
 	// silent for three of them is not live.
@@ -90,7 +95,7 @@ func (c *Config) EnsureDefaults() {
 	def(&c.SlowMax, 10*time.Second)
 	def(&c.MaxGaps, 65536)
 	def(&c.MaxRequest, maxRequest)
-	def(&c.RequestsPerSecond, 1000)
+	def(&c.RequestsPerSecond, 20_000)
 	def(&c.HeartbeatInterval, time.Second)
 }
 

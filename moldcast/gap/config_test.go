@@ -17,7 +17,7 @@ func TestConfig(t *testing.T) {
 		Lines: 1, Settle: ms1, SettleMin: 200 * time.Microsecond, SettleMax: 5 * ms1,
 		RetryMin: 2 * ms1, RetryMax: 250 * ms1, Outstanding: 64,
 		Budget: 10 * time.Second, SlowMin: time.Second, SlowMax: 10 * time.Second,
-		MaxGaps: 65536, MaxRequest: 65534, RequestsPerSecond: 1000, HeartbeatInterval: time.Second,
+		MaxGaps: 65536, MaxRequest: 65534, RequestsPerSecond: 20_000, HeartbeatInterval: time.Second,
 	}
 	if c != want {
 		t.Fatalf("defaults %+v", c)

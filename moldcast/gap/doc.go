@@ -18,13 +18,32 @@
 // the settle time has run, or the lines have gone on, it may be disorder that
 // heals by itself: nothing is counted and nobody is asked. Then it is a gap,
 // and is asked for at once: oldest first, no range twice at a time, in pieces
-// of what an answer carries, with at most Outstanding requests unanswered and
-// RequestsPerSecond in all. A request that is not answered is repeated, to the
-// next server, after four round trips, then twice that and so on, with jitter;
-// one that is answered in part is repeated at once for the rest, since a
-// server answers one packet of what fits. A gap that brings nothing for the
-// length of the budget is lost, which is said and counted once, however often
-// it was asked for and into whatever parts it has fallen.
+// of what an answer carries, with at most Outstanding requests unanswered. A
+// request that is not answered is repeated, to the next server, after four
+// round trips, then twice that and so on, with jitter, and has its turn rarely
+// once it was not answered twice; one that is answered in part is repeated at
+// once for the rest, since a server answers one packet of what fits. A gap that
+// brings nothing for the length of the budget is lost, which is said and counted
+// once, however often it was asked for and into whatever parts it has fallen.
+// While the owner cannot take anything in (Hold) nothing is asked for, and no
+// budget runs.
+//
+// # What a server still has
+//
+// A sender keeps its newest messages only. How far below the head each server
+// still has them is learnt from what it answers and what not: see reach. What
+// lies deeper is not asked for, but probed for now and then: a little below what
+// was answered, and anywhere. So the requests go to what can be got, the oldest
+// of it first, with a little lead before it goes too. A server that has
+// everything is asked for the oldest first; one that does not answer while
+// another does is passed over. A few requests lost by chance move nothing.
+//
+// # How often it is asked
+//
+// At 1000 requests a second to begin with; more, up to RequestsPerSecond, only
+// while requests wait and the answers come promptly; less where they do not: see
+// rate. A small gap for which an answer would have room to spare rather waits
+// than asks for more than 1000. Budgets (Shared) bound several machines together.
 //
 // What was missing before (Resume, Extend) has its turn after what goes
 // missing now, and what is lost after both, with a tenth of the requests.

@@ -127,7 +127,7 @@ func (m *Machine) settleDue(now Instant) {
 func (m *Machine) settle(id uint32) {
 	l := &m.losses[id]
 	l.settled = true
-	l.base = m.now
+	l.base = m.clock()
 	m.stats.GapsOpened++
 	m.openSettled++
 	if !l.young {

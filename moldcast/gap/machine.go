@@ -68,8 +68,9 @@ type Machine struct {
 	pos      []int32
 	ready    [classes]heap // pieces to ask for, by sequence
 	waiting  heap          // pieces of slow losses, by time
+	paused   heap          // others that were not answered, by time of the next request
 	lossPos  []int32
-	budgets  heap // settled losses that may be lost, by time
+	budgets  heap // settled losses that may be lost, by time of clock
 	flights  []flight
 	freeFl   []uint32
 	flPos    []int32
@@ -81,14 +82,30 @@ type Machine struct {
 	lost    []Range // for Lost
 	lostAt  int
 	rand    uint64
-	tat     Instant // of the request budget (GCRA)
+	rate    rate
+	tat     Instant // of it (GCRA)
 	slowTat Instant // the same of slow requests
 
+	againTat Instant // the same of those for what was not answered twice
+	calmTat  Instant // the same of all, were the rate startRate
+
+	slot    Instant // when a request may go by Config.Shared
+	hasSlot bool
+
 	prefer     int // server asked first
-	srtt       []time.Duration
+	servers    []reach
 	fit        fit
-	lastAnswer Instant
+	lastAnswer Instant // by clock
 	answered   bool
+
+	floor     Seq // below, no server has anything, as far as is known
+	deep      int // pieces below floor that are not asked for
+	scouts    [scoutKinds]scouting
+	exploring bool
+
+	holding bool    // nothing can be taken in: see Hold
+	stood   Instant // how long the clock of budgets stood still so far
+	heldAt  Instant // what it shows while it does
 
 	stats       Stats
 	open        int // losses not lost
@@ -105,6 +122,7 @@ type entry struct {
 type piece struct {
 	first, next Seq
 	asked, prev Instant // the last request and the one before it, when tries say so
+	head        Seq     // at the first request
 	loss        uint32
 	flight      uint32
 	tries       uint16
@@ -119,7 +137,9 @@ const (
 	settling state = iota
 	ready
 	flying
-	waiting
+	waiting  // slow, until it is asked for again
+	paused   // not answered, until it is asked for again
+	deep     // below floor
 	reserved // on its way by other means
 )
 
@@ -129,6 +149,7 @@ const (
 	live       = iota // of this run
 	background        // from before it, below its start, or lost and coming back
 	slow              // lost: now and then
+	again             // not answered twice: before the others, but less often
 	classes
 )
 
@@ -138,7 +159,7 @@ type loss struct {
 	first, next Seq
 	missing     uint64
 	opened      Instant
-	base        Instant // the budget runs from here
+	base        Instant // the budget runs from here, by clock
 	gen         uint32
 	slowTries   uint8
 	old         bool // background
@@ -162,15 +183,23 @@ func New(c Config) *Machine {
 		panic(err)
 	}
 	m := &Machine{
-		c:     c,
-		lines: make([]line, c.Lines),
-		srtt:  make([]time.Duration, c.Servers),
-		rand:  c.Seed,
+		c:       c,
+		lines:   make([]line, c.Lines),
+		rand:    c.Seed,
+		rate:    newRate(c.RequestsPerSecond),
+		servers: make([]reach, c.Servers),
+	}
+	for k := range m.scouts {
+		m.scouts[k].wait = m.leastWait(scout(k))
+	}
+	for i := range m.servers {
+		m.servers[i] = newReach()
 	}
 	for i := range m.ready {
 		m.ready[i].pos = &m.pos
 	}
 	m.waiting.pos = &m.pos
+	m.paused.pos = &m.pos
 	m.budgets.pos = &m.lossPos
 	m.expiries.pos = &m.flPos
 	m.Start(1)
@@ -462,6 +491,10 @@ func (m *Machine) Withdraw(next Seq) bool {
 			l.next = min(l.next, next)
 		}
 	}
+	for i := range m.flights {
+		r := &m.flights[i].rng
+		r.Next = min(r.Next, next)
+	}
 	m.head = next
 	m.top = min(m.top, next)
 	m.setNext()
@@ -502,11 +535,32 @@ func (m *Machine) tick(now Instant) {
 		m.now = now
 		if !m.timed {
 			m.timed = true
-			m.tat, m.slowTat = now, now
+			m.tat, m.slowTat, m.againTat, m.calmTat = now, now, now, now
 		}
 	}
 	if m.young {
 		m.grow()
+	}
+}
+
+// clock is the time of budgets. It stands still while nothing can be taken in.
+func (m *Machine) clock() Instant {
+	if m.holding {
+		return m.heldAt
+	}
+	return m.now - m.stood
+}
+
+// Hold says that what comes cannot be taken in for now (on), or that it can
+// again. Meanwhile nothing is asked for, and no budget runs.
+func (m *Machine) Hold(now Instant, on bool) {
+	m.tick(now)
+	switch {
+	case on == m.holding:
+	case on:
+		m.holding, m.heldAt = true, m.clock()
+	default:
+		m.holding, m.stood = false, m.now-m.heldAt
 	}
 }
 
@@ -517,7 +571,7 @@ func (m *Machine) grow() {
 		l := &m.losses[id]
 		if l.young {
 			l.young = false
-			l.opened, l.base = m.now, m.now
+			l.opened, l.base = m.now, m.clock()
 			if l.settled {
 				m.budgets.push(uint32(id), at(later(l.base, m.c.Budget)))
 			}
@@ -527,6 +581,9 @@ func (m *Machine) grow() {
 
 // openGap puts r, which begins at head, into the table.
 func (m *Machine) openGap(r Range) bool {
+	if m.holding && m.lengthen(r) {
+		return true
+	}
 	if m.order.len() >= m.c.MaxGaps && !m.evict(true) {
 		m.stats.Overflows++
 		return false
@@ -550,6 +607,8 @@ func (m *Machine) evict(old bool) bool {
 		id = m.waiting.items[0].id
 	case old && m.ready[background].len() > 0:
 		id = m.ready[background].items[0].id
+	case m.deep > 0 && m.dispensable(m.order.items()[0].id, old):
+		id = m.order.items()[0].id
 	default:
 		return false
 	}
@@ -562,6 +621,33 @@ func (m *Machine) evict(old bool) bool {
 	return true
 }
 
+// lengthen adds r, which begins at head, to the gap that ends there, if it is
+// still to be asked for: what cannot be taken in is one gap, not one a packet.
+func (m *Machine) lengthen(r Range) bool {
+	n := m.order.len()
+	if n == 0 {
+		return false
+	}
+	id := m.order.items()[n-1].id
+	p := &m.pieces[id]
+	l := &m.losses[p.loss]
+	if p.next != r.First || l.next != r.First || l.lost || p.state != settling && p.state != ready || m.isReserved(r) {
+		return false
+	}
+	p.next, l.next = r.Next, r.Next
+	l.missing += r.Len()
+	m.stats.MessagesMissing += r.Len()
+	return true
+}
+
+// dispensable reports whether a piece is deep, and lost or, with old, from
+// before this run.
+func (m *Machine) dispensable(id uint32, old bool) bool {
+	p := &m.pieces[id]
+	l := &m.losses[p.loss]
+	return p.state == deep && (l.slow || old && l.old)
+}
+
 func (m *Machine) addLoss(r Range) uint32 {
 	var id uint32
 	if n := len(m.freeLosses); n > 0 {
@@ -572,7 +658,7 @@ func (m *Machine) addLoss(r Range) uint32 {
 		m.losses = append(m.losses, loss{})
 	}
 	l := &m.losses[id]
-	*l = loss{first: r.First, next: r.Next, missing: r.Len(), opened: m.now, base: m.now, gen: l.gen + 1, used: true}
+	*l = loss{first: r.First, next: r.Next, missing: r.Len(), opened: m.now, base: m.clock(), gen: l.gen + 1, used: true}
 	if !m.timed {
 		l.young, m.young = true, true
 	}
@@ -638,9 +724,13 @@ func (m *Machine) cut(i int, q Seq) {
 	m.order.items()[i+1] = entry{q, to}
 	switch rest.state {
 	case ready:
-		m.ready[m.class(rest.loss)].push(to, uint64(q))
+		m.ready[m.class(&rest)].push(to, uint64(q))
 	case waiting:
 		m.waiting.push(to, m.waiting.key(id))
+	case paused:
+		m.paused.push(to, m.paused.key(id))
+	case deep:
+		m.deep++
 	case flying:
 		m.flights[rest.flight].pieces++
 	}
@@ -652,9 +742,13 @@ func (m *Machine) rest(id uint32) {
 	p := &m.pieces[id]
 	switch p.state {
 	case ready:
-		m.ready[m.class(p.loss)].remove(id)
+		m.ready[m.class(p)].remove(id)
 	case waiting:
 		m.waiting.remove(id)
+	case paused:
+		m.paused.remove(id)
+	case deep:
+		m.deep--
 	case flying:
 		fl := &m.flights[p.flight]
 		fl.pieces--
@@ -680,7 +774,7 @@ func (m *Machine) fill(i int, sub Range, answer bool) {
 		p.first, p.span = sub.Next, 0
 		m.order.items()[i].first = sub.Next
 		if p.state == ready {
-			m.ready[m.class(p.loss)].change(id, uint64(p.first))
+			m.ready[m.class(p)].change(id, uint64(p.first))
 		}
 	default:
 		p.next = sub.First
@@ -693,7 +787,7 @@ func (m *Machine) fill(i int, sub Range, answer bool) {
 	m.stats.MessagesMissing -= sub.Len()
 	if l.settled {
 		m.stats.MessagesRecovered += sub.Len()
-		l.base = m.now
+		l.base = m.clock()
 	}
 	if l.missing == 0 {
 		if l.settled {
@@ -713,108 +807,6 @@ func (m *Machine) setNext() {
 	if items := m.order.items(); len(items) > 0 {
 		m.next = items[0].first
 	}
-}
-
-// Lost hands out the ranges whose budget ran out, each once, in the order of
-// their loss; call it until it says false, after Poll. They are counted then;
-// a later fill is counted as recovered.
-func (m *Machine) Lost() (Range, bool) {
-	if m.lostAt == len(m.lost) {
-		m.lost, m.lostAt = m.lost[:0], 0
-		return Range{}, false
-	}
-	m.lostAt++
-	return m.lost[m.lostAt-1], true
-}
-
-// Gap is one missing range, as Gaps shows it.
-type Gap struct {
-	Range
-	Opened     Instant
-	Settled    bool    // no longer mere disorder
-	Lost       bool    // its budget ran out
-	Background bool    // from before this run, or below its start
-	InFlight   bool    // a request for it is unanswered
-	Tries      int     // requests since the last answer for it
-	NextTry    Instant // when it is asked for (again) unless it comes first; Never: with no server, or while it is reserved, or Reserved
-	Reserved   bool    // on its way by other means
-}
-
-// Gaps calls fn with every missing range in order, until it returns false.
-// Adjoining parts that differ in their state are given apart. fn must not
-// change the machine.
-func (m *Machine) Gaps(fn func(Gap) bool) {
-	for _, e := range m.order.items() {
-		p := &m.pieces[e.id]
-		l := &m.losses[p.loss]
-		if !fn(Gap{
-			NextTry:    m.nextTry(e.id),
-			Range:      Range{p.first, p.next},
-			Opened:     l.opened,
-			Settled:    l.settled,
-			Lost:       l.lost,
-			Background: l.old,
-			InFlight:   p.state == flying,
-			Reserved:   p.state == reserved,
-			Tries:      int(p.tries),
-		}) {
-			return
-		}
-	}
-}
-
-// nextTry is when piece id is asked for next, as it looks now.
-func (m *Machine) nextTry(id uint32) Instant {
-	if m.c.Servers == 0 {
-		return Never
-	}
-	switch p := &m.pieces[id]; p.state {
-	case flying:
-		return when(m.expiries.key(p.flight))
-	case waiting:
-		return when(m.waiting.key(id))
-	case settling:
-		return later(m.losses[p.loss].opened, m.settleTime())
-	case reserved:
-		return Never
-	default:
-		return max(m.now, m.allowed(m.class(p.loss)))
-	}
-}
-
-// Stats are the counters of a Machine since New, each loss counted once, and
-// what it has measured.
-type Stats struct {
-	GapsOpened        uint64 // ranges still missing after the settle time, or resumed
-	GapsRecovered     uint64 // of those, filled whole, by whatever path
-	MessagesRecovered uint64 // messages that filled them, in whole or in part
-	MessagesLost      uint64 // messages whose budget ran out; never falls
-	Requests          uint64
-	Retries           uint64 // of those, for a range that was asked for before
-	Overflows         uint64 // ranges that found the table full
-	Evicted           uint64 // ranges that were dropped from a full table, lost or from before this run
-
-	MessagesMissing uint64 // now, settled or not, lost ones included (unless given up)
-	Ranges          int    // now, in the table
-	Outstanding     int    // requests unanswered now
-	RoundTrip       time.Duration
-	AnswerMessages  int           // how many messages an answer carries; 0 unknown
-	Skew            time.Duration // p99 between lines; 0 unknown
-	Settle          time.Duration // the settle time now
-}
-
-// Stats is a copy of the counters.
-func (m *Machine) Stats() Stats {
-	s := m.stats
-	s.Ranges = m.order.len()
-	s.Outstanding = m.expiries.len()
-	s.AnswerMessages = int(m.fit.messages())
-	s.Skew = m.skew.p99
-	s.Settle = m.settleTime()
-	if m.prefer < len(m.srtt) {
-		s.RoundTrip = m.srtt[m.prefer]
-	}
-	return s
 }
 
 // later is t + d, at most Never.

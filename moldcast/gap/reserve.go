@@ -10,7 +10,7 @@ func (m *Machine) Reserve(now Instant, r Range) {
 		return
 	}
 	m.reserved.Add(r)
-	m.renewed = m.now
+	m.renewed = m.clock()
 	for i := m.find(r.First); i < m.order.len(); i++ {
 		id := m.order.items()[i].id
 		p := &m.pieces[id]
@@ -23,7 +23,8 @@ func (m *Machine) Reserve(now Instant, r Range) {
 		} else if room > 0 && p.next > r.Next {
 			m.cut(i, r.Next)
 		}
-		if p := &m.pieces[id]; p.state == ready || p.state == waiting {
+		switch p := &m.pieces[id]; p.state {
+		case ready, waiting, paused, deep:
 			m.rest(id)
 			p.state = reserved
 		}
@@ -33,7 +34,7 @@ func (m *Machine) Reserve(now Instant, r Range) {
 // Renew says that what is reserved goes on coming.
 func (m *Machine) Renew(now Instant) {
 	m.tick(now)
-	m.renewed = m.now
+	m.renewed = m.clock()
 }
 
 // Release ends Reserve for r: what is still missing of it is asked for. It

@@ -12,16 +12,26 @@ type Request struct {
 // flight is a request that is unanswered.
 type flight struct {
 	rng    Range
+	head   Seq // when it was sent
+	sent   Instant
+	retry  Instant // when it is sent again, unless it is answered
+	server int
+	try    int
 	pieces int    // that wait for it
 	limit  uint16 // what kept it from asking for more: messages of an answer, as estimated; 0: nothing did
 	before uint16 // messages of the shortest earlier request that began here too, whose answer may still come
+
+	answered bool
+	scout    scout
 }
 
-// class says in which turn pieces of a loss are asked for.
-func (m *Machine) class(id uint32) int {
-	switch l := &m.losses[id]; {
+// class says in which turn a piece is asked for.
+func (m *Machine) class(p *piece) int {
+	switch l := &m.losses[p.loss]; {
 	case l.slow:
 		return slow
+	case p.tries > 1:
+		return again
 	case l.old || l.lost:
 		return background
 	}
@@ -35,7 +45,7 @@ func (m *Machine) makeReady(id uint32) {
 		return
 	}
 	p.state = ready
-	m.ready[m.class(p.loss)].push(id, uint64(p.first))
+	m.ready[m.class(p)].push(id, uint64(p.first))
 }
 
 func (m *Machine) makeWaiting(id uint32, until Instant) {
@@ -50,9 +60,9 @@ func (m *Machine) advance(now Instant) {
 		return
 	}
 	m.settleDue(now)
-	for m.budgets.len() > 0 && when(m.budgets.items[0].key) <= now {
+	for m.budgets.len() > 0 && when(m.budgets.items[0].key) <= m.clock() {
 		id := m.budgets.items[0].id
-		if due := m.budgetEnd(id); due > now {
+		if due := m.budgetEnd(id); due > m.clock() {
 			m.budgets.change(id, at(due))
 			continue
 		}
@@ -61,10 +71,12 @@ func (m *Machine) advance(now Instant) {
 	for m.expiries.len() > 0 && when(m.expiries.items[0].key) <= now {
 		m.expire(m.expiries.items[0].id)
 	}
-	for m.waiting.len() > 0 && when(m.waiting.items[0].key) <= now {
-		id := m.waiting.items[0].id
-		m.rest(id)
-		m.makeReady(id)
+	for _, h := range [...]*heap{&m.waiting, &m.paused} {
+		for h.len() > 0 && when(h.items[0].key) <= now {
+			id := h.items[0].id
+			m.rest(id)
+			m.makeReady(id)
+		}
 	}
 }
 
@@ -161,7 +173,7 @@ func (m *Machine) hurry(id uint32) {
 	}
 	to = m.merge(from, to)
 	l.slow, l.slowTries = false, 0
-	l.base = m.now
+	l.base = m.clock()
 	m.budgets.push(id, at(later(l.base, m.c.Budget)))
 	for _, e := range m.order.items()[from:to] {
 		if p := &m.pieces[e.id]; p.state != flying {
@@ -173,7 +185,14 @@ func (m *Machine) hurry(id uint32) {
 
 // expire ends a flight that was not answered, or not in full.
 func (m *Machine) expire(f uint32) {
-	r := m.flights[f].rng
+	fl := m.flights[f]
+	if !fl.answered {
+		m.unanswered(&fl)
+	}
+	r := fl.rng
+	if fl.scout > 0 && !fl.answered {
+		defer m.rejoin(r.First)
+	}
 	for i := m.find(r.First); i < m.order.len(); i++ {
 		id := m.order.items()[i].id
 		p := &m.pieces[id]
@@ -184,10 +203,14 @@ func (m *Machine) expire(f uint32) {
 			continue
 		}
 		m.rest(id)
-		if l := &m.losses[p.loss]; l.slow {
+		switch l := &m.losses[p.loss]; {
+		case l.slow:
 			m.makeWaiting(id, later(p.asked, m.slowWait(l)))
 			m.joinWaiting(i)
-		} else {
+		case fl.retry > m.now:
+			p.state = paused
+			m.paused.push(id, at(fl.retry))
+		default:
 			m.makeReady(id)
 		}
 	}
@@ -212,68 +235,136 @@ func (m *Machine) joinWaiting(i int) {
 // Poll gives the next request that is due; call it until it says false.
 func (m *Machine) Poll(now Instant) (Request, bool) {
 	m.advance(now)
-	if m.c.Servers == 0 || m.expiries.len() >= m.c.Outstanding {
+	if m.c.Servers == 0 || m.holding || m.order.len() == 0 || m.expiries.len() >= m.c.Outstanding {
 		return Request{}, false
 	}
-	for c := range m.ready {
-		if m.ready[c].len() == 0 {
-			continue
-		}
-		if m.allowed(c) > now {
-			return Request{}, false
-		}
-		return m.ask(now, c), true
+	m.sift()
+	i, c, scout := m.choose(now)
+	if i < 0 {
+		return Request{}, false
 	}
-	return Request{}, false
+	if scout == 0 && m.due(c) > now {
+		m.rate.hold(now)
+		return Request{}, false
+	}
+	if m.c.Shared != nil && !m.hasSlot {
+		m.slot, m.hasSlot = m.c.Shared.reserve(now), true
+	}
+	if m.allowed(c) > now {
+		m.rate.hold(now)
+		return Request{}, false
+	}
+	m.hasSlot = false
+	return m.ask(now, i, c, scout), true
 }
 
-// interval is the mean time between requests of the budget.
-func (m *Machine) interval() Instant {
-	return Instant(time.Second) / Instant(m.c.RequestsPerSecond)
+// choose is the piece that has its turn, by its index, and its class; -1: none.
+func (m *Machine) choose(now Instant) (i, class int, s scout) {
+	if m.allowed(live) <= now {
+		if i, s := m.scout(now); i >= 0 {
+			return i, m.class(&m.pieces[m.order.items()[i].id]), s
+		}
+	}
+	c := m.turn()
+	if c < 0 {
+		return -1, 0, 0
+	}
+	return m.find(m.pieces[m.ready[c].items[0].id].first), c, 0
 }
+
+// turn is the class whose turn it is; -1: nothing is ready.
+func (m *Machine) turn() int {
+	first := -1
+	for c := range m.ready {
+		if m.ready[c].len() > 0 {
+			first = c
+			break
+		}
+	}
+	if m.ready[again].len() > 0 && (first == slow || first < again && m.allowed(again) <= m.now) {
+		return again
+	}
+	return first
+}
+
+// interval is the mean time between requests.
+func (m *Machine) interval() Instant { return interval(m.rate.now) }
 
 // burst is how many requests may go at once after a quiet time.
-func (m *Machine) burst() Instant {
-	return Instant(max(m.c.Outstanding, m.c.RequestsPerSecond/4))
-}
+func (m *Machine) burst() Instant { return max(1, atOnce/m.interval()) }
 
-// Slow requests have a tenth of the budget: those who have not answered for
-// so long are not to be stormed.
+// Slow requests have a tenth of the rate, of startRate at most: those who have
+// not answered for so long are not to be stormed.
 const slowShare = 10
 
-// allowed is when the budget lets a request of class c go.
+// Those that were not answered twice have half of it, and no more than
+// startRate: a server that lacks something is not asked for it the more, the
+// better it answers for the rest.
+const againBurst = 32
+
+func (m *Machine) againInterval() Instant { return max(2*m.interval(), interval(startRate)) }
+
+// allowed is when a request of class c may go.
 func (m *Machine) allowed(c int) Instant {
 	t := m.tat - (m.burst()-1)*m.interval()
-	if c == slow {
+	switch c {
+	case slow:
 		t = max(t, m.slowTat)
+	case again:
+		t = max(t, m.againTat-(againBurst-1)*m.againInterval())
+	}
+	if m.hasSlot {
+		t = max(t, m.slot)
 	}
 	return t
 }
 
-// tokens is how many requests the budget lets go at once now.
-func (m *Machine) tokens(now Instant) int {
-	return int(m.burst() - max(0, m.tat-now+m.interval()-1)/m.interval())
+// due is when the first piece of class c is asked for. More than startRate is
+// for requests that are full, or many: others rather wait for what they can
+// share the request with.
+func (m *Machine) due(c int) Instant {
+	t := m.allowed(c)
+	if c > background || m.ready[c].len() > m.c.Outstanding {
+		return t
+	}
+	p := &m.pieces[m.ready[c].items[0].id]
+	full := m.fit.messages()
+	if full == 0 {
+		full = blindSpan
+	}
+	if m.losses[p.loss].missing < full {
+		t = max(t, m.calmTat-(atOnce-interval(startRate)))
+	}
+	return t
 }
 
-// ask makes the request for the first ready piece of class c.
-func (m *Machine) ask(now Instant, c int) Request {
+// tokens is how many requests may go at once now, were the rate no more than
+// startRate.
+func (m *Machine) tokens(now Instant) int {
+	each := max(m.interval(), interval(startRate))
+	return int(max(1, atOnce/each) - max(0, max(m.tat, m.calmTat)-now+each-1)/each)
+}
+
+// ask makes the request for the piece at index i, of class c.
+func (m *Machine) ask(now Instant, i, c int, s scout) Request {
 	free := min(m.c.Outstanding-m.expiries.len(), m.tokens(now))
 	pressed := m.ready[c].len() > free
 
+	m.rate.asked(now)
 	m.tat = max(m.tat, now) + m.interval()
-	if c == slow {
-		m.slowTat = max(m.slowTat, now) + slowShare*m.interval()
+	m.calmTat = min(max(m.calmTat, now)+interval(startRate), now+atOnce)
+	switch c {
+	case slow:
+		m.slowTat = max(m.slowTat, now) + slowShare*max(m.interval(), interval(startRate))
+	case again:
+		m.againTat = max(m.againTat, now) + m.againInterval()
 	}
 	f := m.addFlight()
 	fl := &m.flights[f]
 
-	id := m.ready[c].items[0].id
+	id := m.order.items()[i].id
 	p := &m.pieces[id]
-	i := m.find(p.first)
-	server := m.prefer
-	if p.tries > 0 {
-		server = (int(p.server) + 1) % m.c.Servers
-	}
+	server := m.serverFor(p)
 	limit := uint64(m.c.MaxRequest)
 	known := m.fit.messages()
 	if known > 0 {
@@ -292,14 +383,14 @@ func (m *Machine) ask(now Instant, c int) Request {
 	// may go, also what lies behind messages that are held: their repetition
 	// costs bytes, but saves a request.
 	capped := r.Len() >= limit
-	for c != slow && r.Len() < limit {
+	for c != slow && s == 0 && r.Len() < limit {
 		i++
 		items := m.order.items()
 		if i >= len(items) {
 			break
 		}
 		q := &m.pieces[items[i].id]
-		if q.state != ready || m.class(q.loss) != c {
+		if q.state != ready || m.class(q) != c {
 			break
 		}
 		room := limit - r.Len()
@@ -322,11 +413,13 @@ func (m *Machine) ask(now Instant, c int) Request {
 		r.Next = m.pieces[id].next
 		capped = r.Len() >= limit
 	}
-	fl.rng = r
+	fl.rng, fl.head, fl.sent, fl.server, fl.try, fl.scout = r, m.head, now, server, try, s
 	if capped && known > 0 && limit == known {
 		fl.limit = uint16(limit)
 	}
-	m.expiries.push(f, at(later(now, m.retryWait(server, try))))
+	// A request that is repeated only much later leaves room for others before.
+	fl.retry = later(now, m.retryWait(server, try))
+	m.expiries.push(f, at(min(fl.retry, later(now, max(minFlight, m.c.RetryMin, 4*m.servers[server].rtt)))))
 	// A piece that the full table had no room to cut waits whole for the answer
 	// to its beginning.
 	if r.Len() > limit {
@@ -344,7 +437,11 @@ func (m *Machine) ask(now Instant, c int) Request {
 // not known how much an answer carries.
 const blindSpan = 32
 
-// board puts the ready piece at index i, at most its first limit messages, on
+// minFlight is how long at least an answer is waited for that is not to be
+// asked for again before.
+const minFlight = 10 * time.Millisecond
+
+// board puts the piece at index i, at most its first limit messages, on
 // flight f.
 func (m *Machine) board(i int, f uint32, limit uint64, now Instant, server int) {
 	id := m.order.items()[i].id
@@ -352,10 +449,10 @@ func (m *Machine) board(i int, f uint32, limit uint64, now Instant, server int) 
 	l := &m.losses[p.loss]
 	if !l.asked {
 		l.asked = true
-		l.base = now
+		l.base = m.clock()
 	}
 	m.rest(id)
-	if uint64(p.next-p.first) > limit && m.order.len() < m.c.MaxGaps+2*m.c.Outstanding {
+	if uint64(p.next-p.first) > limit && m.hasRoom() {
 		m.cut(i, p.first+Seq(limit))
 		to := m.order.items()[i+1].id
 		if l.slow {
@@ -371,6 +468,9 @@ func (m *Machine) board(i int, f uint32, limit uint64, now Instant, server int) 
 	p.state = flying
 	p.flight = f
 	p.prev, p.asked = p.asked, now
+	if p.tries == 0 {
+		p.head = m.head
+	}
 	p.tries = min(p.tries+1, 1<<15)
 	p.server = uint8(server)
 	m.flights[f].pieces++
@@ -404,17 +504,22 @@ func (m *Machine) Answered(now Instant, server int, r Range) {
 	if p.first >= r.Next || p.tries == 0 {
 		return
 	}
-	m.answered, m.lastAnswer = true, now
+	m.answered, m.lastAnswer = true, m.clock()
 	if server < 0 || server >= m.c.Servers {
 		server = int(p.server)
 	}
 	m.prefer = server
 	m.roundTrip(now, server, p)
 	if p.state != flying {
+		m.answeredFlight(server, nil, p)
+		m.remainder(i, r.Next)
 		return
 	}
 	f := p.flight
 	fl := &m.flights[f]
+	if r.First <= fl.rng.First {
+		m.answeredFlight(server, fl, p)
+	}
 	// What answers an earlier request in full, late, says nothing about this
 	// one, whose own answer may still come: not how much fits, nor that the rest
 	// is to be asked for again.
@@ -444,11 +549,21 @@ func (m *Machine) Answered(now Instant, server int, r Range) {
 			m.cut(i, r.Next)
 			continue
 		}
-		m.rest(id)
-		p.tries, p.span = 0, 0
-		m.makeReady(id)
+		m.fresh(id)
 		m.joinReady(i)
 	}
+}
+
+// remainder makes what the piece at index i, whose request was given up, has
+// from next on ready: the answer came late, and does not reach there.
+func (m *Machine) remainder(i int, next Seq) {
+	p := &m.pieces[m.order.items()[i].id]
+	if p.state != paused || p.next <= next || !m.hasRoom() {
+		return
+	}
+	m.cut(i, next)
+	m.fresh(m.order.items()[i+1].id)
+	m.joinReady(i + 1)
 }
 
 // joinReady merges the piece at index i, which is ready, with an adjoining
@@ -517,21 +632,16 @@ func (f *fit) learn(got, asked, limit uint64) {
 // for the answer to the one before it.
 func (m *Machine) roundTrip(now Instant, server int, p *piece) {
 	d := time.Duration(now - p.asked)
-	s := &m.srtt[server]
-	if p.tries > 1 && (server != int(p.server) || *s == 0 || d < *s/2) {
+	s := &m.servers[server]
+	if p.tries > 1 && (server != int(p.server) || s.rtt == 0 || d < s.rtt/2) {
 		d = time.Duration(now - p.prev)
 	}
-	d = min(max(d, 1), m.c.RetryMax)
-	if *s == 0 {
-		*s = d
-		return
-	}
-	*s += (d - *s) / 8
+	s.sample(min(max(d, 1), m.c.RetryMax))
 }
 
 // retryWait is how long the answer to the try-th request is waited for.
 func (m *Machine) retryWait(server, try int) time.Duration {
-	return m.backoff(max(m.c.RetryMin, 4*m.srtt[server]), m.c.RetryMax, try-1)
+	return m.backoff(max(m.c.RetryMin, 4*m.servers[server].rtt), m.c.RetryMax, try-1)
 }
 
 func (m *Machine) slowWait(l *loss) time.Duration {
@@ -546,12 +656,16 @@ func (m *Machine) backoff(d, most time.Duration, n int) time.Duration {
 		d *= 2
 	}
 	d = min(d, limit)
+	return min(most, d/2+time.Duration(m.random()%uint64(d+1)))
+}
+
+// random is SplitMix64.
+func (m *Machine) random() uint64 {
 	m.rand += 0x9E3779B97F4A7C15
 	z := m.rand
 	z = (z ^ z>>30) * 0xBF58476D1CE4E5B9
 	z = (z ^ z>>27) * 0x94D049BB133111EB
-	z ^= z >> 31
-	return min(most, d/2+time.Duration(z%uint64(d+1)))
+	return z ^ z>>31
 }
 
 // Deadline is when Poll or Lost may have something, unless a datagram comes
@@ -567,17 +681,27 @@ func (m *Machine) Deadline() Instant {
 	if id, ok := m.firstFresh(); ok {
 		d = later(m.losses[id].opened, m.settleTime())
 	}
-	for _, h := range [...]*heap{&m.budgets, &m.expiries, &m.waiting} {
+	for _, h := range [...]*heap{&m.expiries, &m.waiting, &m.paused} {
 		if h.len() > 0 {
 			d = min(d, when(h.items[0].key))
 		}
 	}
-	if m.c.Servers > 0 && m.expiries.len() < m.c.Outstanding {
-		for c := range m.ready {
-			if m.ready[c].len() > 0 {
-				d = min(d, m.allowed(c))
-				break
-			}
+	if m.holding {
+		return d
+	}
+	if m.budgets.len() > 0 {
+		d = min(d, later(when(m.budgets.items[0].key), time.Duration(m.stood)))
+	}
+	if m.c.Servers == 0 || m.expiries.len() >= m.c.Outstanding {
+		return d
+	}
+	if m.deep > 0 {
+		d = min(d, max(m.allowed(live), min(m.scouts[probeNear].at, m.scouts[probeAny].at)))
+	}
+	if c := m.turn(); c >= 0 {
+		d = min(d, m.due(c))
+		if m.ready[again].len() > 0 {
+			d = min(d, m.allowed(again))
 		}
 	}
 	return d

@@ -9,6 +9,7 @@ import (
 	"github.com/moldtape/moldtape/capture"
 	"github.com/moldtape/moldtape/capture/arbiter"
 	"github.com/moldtape/moldtape/moldcast"
+	"github.com/moldtape/moldtape/moldcast/gap"
 	"github.com/moldtape/moldtape/moldcast/mcast"
 	"github.com/moldtape/moldtape/retransmit/admit"
 	"github.com/moldtape/moldtape/store"
@@ -80,12 +81,13 @@ func (c *Channel) Names() []string {
 func (n *Node) Capture() ([]capture.Config, []Problem) {
 	var ps problems
 	out := make([]capture.Config, 0, len(n.Channels))
+	clock, requests := mcast.NewClock(), gap.NewBudget(n.NakRateTotal, nil)
 	for i := range n.Channels {
 		c := &n.Channels[i]
 		cfg := capture.Config{
 			Channel: c.Name, Interface: c.Interface,
 			ReorderWait: c.ReorderWait, ReorderBytes: c.ReorderBytes,
-			NakRetry: c.NakRetry, NakRate: c.NakRate, NakBudget: c.NakBudget,
+			NakRetry: c.NakRetry, NakRate: c.NakRate, NakBudget: c.NakBudget, Requests: requests, Clock: clock,
 			Stall:    c.OnLoss == "stall",
 			UntilEnd: n.UntilEnd, EndTimeout: n.EndTimeout,
 			RingSlots: slots(c.RingBytes),

@@ -36,6 +36,8 @@ type Node struct {
 	HTTP             string
 	Pprof            bool
 
+	NakRateTotal int // requests a second, of all channels
+
 	UntilEnd   bool
 	EndTimeout time.Duration
 	Strict     bool
@@ -81,7 +83,7 @@ type Channel struct {
 func Default() Node {
 	return Node{
 		Sync: store.DefaultSync, SegmentSize: 1 << 30, Reserve: store.DefaultReserve,
-		QueueBytes: Unset, Keep: Unset, MaxBytes: Unset, RetainEvery: time.Minute,
+		QueueBytes: Unset, Keep: Unset, MaxBytes: Unset, RetainEvery: time.Minute, NakRateTotal: Unset,
 		MTU: 1500, RecoveryReaders: 1024, RatePerClient: defaultPerClient, RateTotal: defaultTotal,
 	}
 }
@@ -93,7 +95,7 @@ func DefaultChannel() Channel {
 		SequenceCovers: string(moldcast.CoversChannel), Increments: string(moldcast.Consecutive), Restart: string(moldcast.RestartSession),
 		Heartbeats: string(moldcast.HeartbeatNext), HeartbeatInterval: time.Second, Snapshot: string(moldcast.NoSnapshot),
 		ReorderWait: 2 * time.Millisecond, ReorderBytes: Unset, RingBytes: Unset,
-		NakRetry: 2 * time.Millisecond, NakRate: 1000, NakBudget: 10 * time.Second,
+		NakRetry: 2 * time.Millisecond, NakRate: defNakRate, NakBudget: 10 * time.Second,
 		Threshold: 10_000, OnLoss: "record",
 	}
 }
@@ -128,6 +130,7 @@ func (n *Node) Fields() []Field {
 		{"recovery_readers", "recovery-readers", "most readers of recovery streams at once, `N`", integer{&n.RecoveryReaders}},
 		{"http", "http", "serve /status, /metrics, /healthz and /readyz on this TCP `HOST:PORT`, to whoever reaches it: there is no authentication", text{&n.HTTP}},
 		{"pprof", "pprof", "serve /debug/pprof/ there too", boolean{&n.Pprof}},
+		{"nak_rate_total", "nak-rate-total", "most requests a second of all channels together, `N` (default the highest --nak-rate of one)", Optional{integer{&n.NakRateTotal}, func() bool { return n.NakRateTotal < 0 }}},
 		{"until_end", "until-end", "stop when every session has ended, is repaired and durable", boolean{&n.UntilEnd}},
 		{"end_timeout", "end-timeout", "stop with exit 1 after this long without a packet; 0: never", Duration{&n.EndTimeout}},
 		{"strict", "strict", "exit 1 if messages were lost or holes are left", boolean{&n.Strict}},
@@ -159,7 +162,7 @@ func (c *Channel) Fields() []Field {
 		{"reorder_bytes", "reorder-bytes", "bound of what waits in memory (default 64MiB)", Optional{Size{&c.ReorderBytes}, func() bool { return c.ReorderBytes < 0 }}},
 		{"ring_bytes", "", "", Optional{Size{&c.RingBytes}, func() bool { return c.RingBytes < 0 }}},
 		{"nak_retry", "nak-retry", "least time before a request is repeated", Duration{&c.NakRetry}},
-		{"nak_rate", "nak-rate", "most requests a second, for each session, `N`: what the servers bear", integer{&c.NakRate}},
+		{"nak_rate", "nak-rate", "most requests a second, `N`: what the servers bear. They begin with 1000, and become more only while there is something to ask for and the answers come", integer{&c.NakRate}},
 		{"nak_budget", "nak-budget", "how long a gap is asked for before it is recorded as a hole", Duration{&c.NakBudget}},
 		{"on_loss", "on-loss", "`record|stall`: after the budget the hole is on record, or never given up", text{&c.OnLoss}},
 		{"start", "start", "where a new session begins, `beginning|live` (default beginning where there is a request server or a recovery peer, else live)", text{&c.Start}},
@@ -193,9 +196,10 @@ const (
 // EnsureDefaults chooses the bounds of memory that were not given: up to
 // 64 MiB for each channel's early messages and as much for what waits for the
 // disk, together 1 GiB each; 16 MiB for each ring, together 512 MiB; of a very
-// large node 4 and 1 MiB at the least.
+// large node 4 and 1 MiB at the least. And as many requests a second in all as
+// the channel may send that may send most.
 func (n *Node) EnsureDefaults() {
-	rings := 0
+	rings, most := 0, 1
 	for i := range n.Channels {
 		rings += len(n.Channels[i].Lines)
 		if len(n.Channels[i].Rerequest) > 0 {
@@ -212,5 +216,9 @@ func (n *Node) EnsureDefaults() {
 		c := &n.Channels[i]
 		choose(&c.ReorderBytes, allReorder, len(n.Channels), leastReorder, mostReorder)
 		choose(&c.RingBytes, allRings, rings, leastRing, mostRing)
+		most = max(most, c.NakRate)
+	}
+	if n.NakRateTotal < 0 {
+		n.NakRateTotal = most
 	}
 }

@@ -21,6 +21,7 @@ const (
 	MaxChannels = 256
 	maxNakRetry = 250 * time.Millisecond // where the back-off of requests ends
 	maxNakRate  = 1_000_000
+	defNakRate  = 20_000
 	maxRing     = 1 << 30
 	maxReaders  = 65536
 	maxName     = 64 // of a channel, in bytes
@@ -106,6 +107,9 @@ func (n *Node) Validate() []Problem {
 	}
 	if n.RecoveryReaders < 1 || n.RecoveryReaders > maxReaders {
 		ps.add("recovery_readers", " %d: want 1..%d", n.RecoveryReaders, maxReaders)
+	}
+	if n.NakRateTotal < 1 || n.NakRateTotal > maxNakRate {
+		ps.add("nak_rate_total", " %d: want 1 to %d requests a second", n.NakRateTotal, maxNakRate)
 	}
 	if _, err := ParseAllow(n.Allow); err != nil {
 		ps.add("allow", " %v", err)
@@ -248,6 +252,9 @@ func (c *Channel) validate(at string, ps *problems) {
 	}
 	if c.NakBudget <= 0 {
 		ps.add(at+".nak_budget", " 0: want a time above 0; {on_loss} stall never gives a gap up")
+	}
+	if c.NakBudget > 0 && c.ReorderWait > c.NakBudget && c.OnLoss != "stall" {
+		ps.add(at+".reorder_wait", " %v: want at most {nak_budget}, %v: what comes before is given up then", c.ReorderWait, c.NakBudget)
 	}
 	if c.NakRate < 1 || c.NakRate > maxNakRate {
 		ps.add(at+".nak_rate", " %d: want 1 to %d requests a second", c.NakRate, maxNakRate)
