@@ -16,13 +16,13 @@ import (
 	"github.com/moldtape/moldtape/moldcast/gap"
 )
 
-// Recovery mode: a gap longer than Config.RecoveryThreshold, or one that requests
-// have not filled in stuckAfter, is fetched from the recovery stream of a peer.
-// The engine decides what to fetch from whom; a
-// fetch is one connection, for one range, with a goroutine of its own. What it
-// brings goes to the engine in chunks, each waited for, so that the network is
-// read no faster than the store takes it. While a stream brings a range, that
-// is reserved: no request is sent for it. Whatever goes wrong, the range is
+// Recovery mode: a gap longer than Config.RecoveryThreshold, or one that
+// requests have not filled in stuckAfter, is fetched from the recovery stream of
+// a peer. The engine decides what to fetch from whom; a fetch is one connection
+// with a goroutine of its own. What it brings goes to the engine in chunks, each
+// waited for, so that the network is read no faster than the store takes it, and
+// with part of the store's room only. While a stream brings a range, that is
+// reserved: no request is sent for it. Whatever goes wrong, the range is
 // released, requests take over where there are servers, and the next peer is
 // tried, each after a back-off of its own. What is fetched is always what is
 // missing then, so there is nothing to resume.
@@ -283,11 +283,10 @@ func (f *fetch) ended(o outcome) {
 		p.wait = 0
 	}
 	p.note(now, o.lacks)
-	left := max(f.rng.First, f.rng.Next) - f.rng.First
 	if o.err == nil {
 		p.fails = 0
 		c.cfg.Log.Log(context.Background(), f.level(), "recovery: the stream was left", "channel", c.cfg.Channel, "session", f.name, "peer", f.addr,
-			"messages", f.taken, "left", left, "peer_lacks", fmt.Sprint(o.lacks))
+			"messages", f.taken, "left", f.rng.Len(), "peer_lacks", fmt.Sprint(o.lacks))
 		return
 	}
 	if f.taken > 0 {
@@ -306,7 +305,7 @@ func (f *fetch) ended(o outcome) {
 	x.turn = (f.peer + 1) % len(x.peers)
 	if p.fails == 1 || c.alarm(&c.recovery.alarm) {
 		c.cfg.Log.Warn("recovery: the stream broke off; the next peer is tried", "channel", c.cfg.Channel, "session", f.name, "peer", f.addr, "err", o.err,
-			"messages", f.taken, "left", left, "again_after", wait.Round(time.Millisecond))
+			"messages", f.taken, "left", f.rng.Len(), "again_after", wait.Round(time.Millisecond))
 	}
 }
 
@@ -376,8 +375,8 @@ func (f *fetch) messages(first moldcast.Seq, msgs moldcast.Messages) (taken int,
 		return out.Taken, false, errOther
 	}
 	at := first + moldcast.Seq(out.Taken)
-	f.rng.First = max(f.rng.First, at)
-	if f.rng.First >= f.rng.Next {
+	f.rng.First = min(max(f.rng.First, at), f.rng.Next)
+	if f.rng.Empty() {
 		return out.Taken, f.next(now, at), nil
 	}
 	f.state = fetchStreaming
