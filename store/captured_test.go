@@ -37,14 +37,21 @@ func TestCaptured(t *testing.T) {
 	a := create(t, o)
 	w := writer(t, a, "S")
 	w.Captured(1000, 2000, []byte(`{"v":1}`))
-	fillRange(t, w, moldcast.Range{First: 1, Next: 3000}, 5)
+	flush := func() {
+		t.Helper()
+		if err := w.Flush(context.Background()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for q := moldcast.Seq(1); w.Segments() < 2; q += 500 {
+		if q > 100_000 {
+			t.Fatal("no second segment: nothing is tested")
+		}
+		fillRange(t, w, moldcast.Range{First: q, Next: q + 500}, 5)
+		flush()
+	}
 	w.Captured(1000, 3000, []byte(`{"v":2}`))
-	if err := w.Flush(context.Background()); err != nil {
-		t.Fatal(err)
-	}
-	if n := w.Segments(); n < 2 {
-		t.Fatalf("%d segments: nothing is tested", n)
-	}
+	flush()
 	w.Captured(1000, 4000, []byte(`{"v":3}`)) // not flushed
 	ref := w.Ref()
 
