@@ -73,7 +73,7 @@ func TestCaptured(t *testing.T) {
 	w.Captured(500, 600, []byte(`"earlier"`))
 	w.Captured(5000, 6000, []byte(`"later"`))
 	w.Captured(5000, 5500, []byte(`"last"`)) // the clock was set back
-	w.Captured(7000, 8000, []byte(`{`)) // no JSON
+	w.Captured(7000, 8000, []byte(`{`))      // no JSON
 	w.Captured(7000, 8000, []byte(`"`+strings.Repeat("x", maxStats)+`"`))
 	if err := w.Close(); err != nil {
 		t.Fatal(err)
