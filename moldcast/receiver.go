@@ -379,6 +379,18 @@ func (r *Receiver) OfferAnswer(now Instant, server int, datagram []byte) {
 	r.checkEnd()
 }
 
+// HeardAnswer says that a datagram came on a line from a server that was asked,
+// before it is offered as the line's: it is taken for the answer where it
+// brings what was asked for.
+func (r *Receiver) HeardAnswer(now Instant, server int, datagram []byte) {
+	if !r.named || !r.started || r.done {
+		return
+	}
+	if p, err := Parse(datagram); err == nil && p.Kind == Data && p.Session == r.session {
+		r.m.Answered(now, server, p.Range())
+	}
+}
+
 // take delivers what is new of a packet, or keeps it for its turn.
 func (r *Receiver) take(now Instant, line int, rng Range, msgs Messages) {
 	for !rng.Empty() {

@@ -327,3 +327,32 @@ func TestReceiverJumpIsForgotten(t *testing.T) {
 		}
 	}
 }
+
+// An answer that comes on the multicast socket is one: the round trip is
+// learnt, and the rest of the request asked for at once.
+func TestAnswerOnLine(t *testing.T) {
+	r, err := NewReceiver(ReceiverConfig{From: 1, Gap: gap.Config{Servers: 2}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ms := Instant(time.Millisecond)
+	small := func(q Seq) []byte {
+		return AppendMessage(AppendHeader(nil, testSession, q, 1), []byte("message"))
+	}
+	r.Offer(0, 0, small(1))
+	r.Offer(0, 0, small(2))
+	r.Offer(0, 0, small(9))
+	req, _, ok := r.Poll(2 * ms)
+	if !ok || req.First != 3 || req.Count != 6 {
+		t.Fatalf("asked for %+v", req)
+	}
+	answer := small(3)
+	r.HeardAnswer(3*ms, 1, answer)
+	r.Offer(3*ms, 0, answer)
+	if st := r.Gap(); st.RoundTrip != time.Millisecond || st.MessagesRecovered != 1 {
+		t.Errorf("%+v", st)
+	}
+	if req, server, ok := r.Poll(3 * ms); !ok || req.First != 4 || server != 1 {
+		t.Errorf("asked server %d for %+v", server, req)
+	}
+}

@@ -190,3 +190,28 @@ func TestConfig(t *testing.T) {
 		}
 	}
 }
+
+// An answer that comes on a line's socket is one: the round trip is learnt.
+func TestAnswerOnLine(t *testing.T) {
+	a, err := New(Config{Servers: 1, Start: Live}, &discard{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ms := moldcast.Instant(time.Millisecond)
+	name := session("A")
+	for _, q := range []moldcast.Seq{1, 2, 9} {
+		a.Offer(0, epoch, 0, sender, bodies(name, moldcast.Range{First: q, Next: q + 1}))
+	}
+	if _, q, ok := a.Poll(2 * ms); !ok || q.Range.First != 3 {
+		t.Fatalf("asked for %+v", q)
+	}
+	d := bodies(name, moldcast.Range{First: 3, Next: 4})
+	a.HeardAnswer(3*ms, 0, d)
+	a.Offer(3*ms, epoch, 0, sender, d)
+	if st := a.Sessions()[0].Stats(); st.RoundTrip != time.Millisecond || st.MessagesRecovered != 1 {
+		t.Errorf("%+v", st)
+	}
+	if _, q, ok := a.Poll(3 * ms); !ok || q.Range.First != 4 {
+		t.Errorf("asked for %+v", q)
+	}
+}

@@ -206,6 +206,11 @@ func (r *subscribing) drain() (more bool) {
 			}
 			now := r.cfg.Clock.Now()
 			r.stamp = d.Stamp
+			if r.answers != nil {
+				if server := r.server(d.Src); server >= 0 {
+					r.rcv.HeardAnswer(now, server, d.Data)
+				}
+			}
 			if d.Src.Addr() != r.source && r.cfg.SourcePort != 0 {
 				r.offerNew(now, line, d)
 				continue
