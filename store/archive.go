@@ -436,7 +436,7 @@ func (s *session) settle() error {
 	for _, g := range open {
 		err := s.recover(g, func() {})
 		if err == nil {
-			err = s.seal(g)
+			err = s.seal(g, s.leave(g, errMergeReader))
 		}
 		if err == nil {
 			continue
@@ -472,12 +472,13 @@ func (a *Archive) LockChannel(channel string) (release func() error, err error) 
 	return c.Close, nil
 }
 
-// seal seals one segment that nothing is written to any more.
-func (s *session) seal(g *segment) error {
+// seal seals one segment that nothing is written to any more. left is why it
+// was not merged, where that was due.
+func (s *session) seal(g *segment, left error) error {
 	s.mu.Lock()
 	prev := s.lastSeal(g.num)
 	s.mu.Unlock()
-	sl, err := g.finish(s.a, prev)
+	sl, err := g.finish(s.a, prev, left)
 	if err != nil {
 		return err
 	}

@@ -835,15 +835,6 @@ func (c *committer) arrived(o opened) {
 	}
 }
 
-// abandon lets go of the segments of a writer that could not be closed.
-func (c *committer) abandon() {
-	for _, g := range []*segment{c.cur, c.next} {
-		if g != nil {
-			g.abandon()
-		}
-	}
-}
-
 // compress is a worker: it compresses blocks in the order in which they were
 // cut.
 func (w *Writer) compress(enc *block.Encoder) {
@@ -1005,47 +996,57 @@ func (w *Writer) trim() {
 	s.mem = slices.Delete(s.mem, 0, n)
 }
 
-// sealer seals segments in the order of their numbers: the chain of seals
-// follows it. One that fails is tried again, and those after it wait.
+// sealer merges segments, where that is due, and seals them, in the order of
+// their numbers: the chain of seals follows it.
 func (w *Writer) sealer() {
 	defer w.pipeline.Done()
-	last := false
+	for ; len(w.rolled) > 0; w.rolled = w.rolled[1:] {
+		w.finish(w.rolled[0])
+	}
 	for g := range w.seal {
-		var opening error // why it is not open
-		released := false
-		for {
-			err := opening
-			if err == nil {
-				err = w.s.seal(g)
+		w.finish(g)
+	}
+}
+
+// finish merges and seals g. When that fails it is tried again, and those
+// after it wait; while the Writer is being closed once, and then g and those
+// after it are for the next who opens the session.
+func (w *Writer) finish(g *segment) {
+	if w.sealErr != nil {
+		g.abandon()
+		return
+	}
+	g, left := w.merge(g)
+	released, last := false, false
+	for {
+		var err error
+		if g.dead() {
+			g.retire()
+			err = g.open(w.a, w.signal)
+		}
+		if err == nil {
+			err = w.s.seal(g, left)
+		}
+		if err == nil {
+			if released {
+				w.a.reserve.refill()
 			}
-			if err == nil {
-				if released {
-					w.a.reserve.refill()
-				}
-				break
-			}
-			if isNoRoom(err) && !released && w.a.reserve.release() {
-				released = true // sealing drops logs, so that there is room for another
-			} else {
-				w.a.o.Log.Error("cannot seal", "segment", g.name, "err", err)
-				if last {
-					w.sealErr = hint(err)
-					g.abandon()
-					break
-				}
-				select {
-				case <-time.After(sealRetry):
-				case <-w.quit:
-					last = true // being closed: once more, then the next who opens it
-				}
-			}
-			opening = nil
-			if g.dead() {
-				g.retire()
-				if opening = g.open(w.a, w.signal); opening != nil {
-					w.a.o.Log.Error("cannot open it again", "segment", g.name, "err", opening)
-				}
-			}
+			return
+		}
+		if isNoRoom(err) && !released && w.a.reserve.release() {
+			released = true // sealing drops logs, so that there is room for another
+			continue
+		}
+		w.a.o.Log.Error("cannot seal", "segment", g.name, "err", err)
+		if last {
+			w.sealErr = hint(err)
+			g.abandon()
+			return
+		}
+		select {
+		case <-time.After(sealRetry):
+		case <-w.quit:
+			last = true
 		}
 	}
 }

@@ -148,6 +148,7 @@ func crashOnce(t *testing.T, seed uint64) {
 	o.Sync = []time.Duration{0, time.Millisecond, 5 * time.Millisecond}[rng.IntN(3)]
 	o.BlockSize = []int{1 << 10, 4 << 10, 64 << 10}[rng.IntN(3)]
 	o.TailBytes = int64(rng.IntN(3)) * 8 << 10
+	o.MergeSaves = []float64{-1, anyMerge}[rng.IntN(2)]
 	a := create(t, o)
 	w := writer(t, a, "S")
 	f := &feed{rng: rng, next: []moldcast.Seq{1, 484311999, ^moldcast.Seq(0) - 1<<20}[rng.IntN(3)]}

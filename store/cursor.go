@@ -1,7 +1,6 @@
 package store
 
 import (
-	"errors"
 	"io"
 
 	"github.com/moldtape/moldtape/moldcast"
@@ -148,7 +147,7 @@ func (c *Cursor) fill() error {
 		if b == nil {
 			var err error
 			if b, err = c.decode(k); err != nil {
-				if errors.Is(err, errGone) && s.vanished(p.seg) {
+				if s.vanished(p.seg, err) {
 					return nil
 				}
 				s.damaged(p.seg, k.first, p.r, err)
@@ -166,7 +165,7 @@ func (c *Cursor) fill() error {
 		return nil
 	case inSegment:
 		if _, err := p.seg.loadIndex(s.a.table); err != nil {
-			if errors.Is(err, errGone) && s.vanished(p.seg) {
+			if s.vanished(p.seg, err) {
 				return nil
 			}
 			s.damagedSegment(p.seg, err)

@@ -270,7 +270,7 @@ func (s *session) damaged(g *segment, first moldcast.Seq, r moldcast.Range, err 
 		d.Block = r.First
 	}
 	d.Ranges = inclusive(ranges)
-	if s.damageAt(d.Segment, d.Block) >= 0 {
+	if s.damageAt(d.Segment, d.Block) >= 0 || !slices.Contains(s.segs, g) {
 		s.mu.Unlock()
 		return
 	}

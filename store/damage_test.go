@@ -315,15 +315,28 @@ func TestVerifyCustody(t *testing.T) {
 // The files themselves, on the system's file system: any byte of the data may
 // turn, and nothing wrong is ever served.
 func TestFlippedFiles(t *testing.T) {
+	t.Run("as stored", func(t *testing.T) { flippedFiles(t, -1) })
+	t.Run("merged", func(t *testing.T) { flippedFiles(t, anyMerge) })
+}
+
+func flippedFiles(t *testing.T, saves float64) {
 	dir := filepath.Join(t.TempDir(), "archive")
 	o := testOptions(nil)
-	o.SegmentSize = 1 << 30
+	o.SegmentSize, o.MergeSaves = 1<<30, saves
 	a, err := OpenOrCreate(dir, o)
 	if err != nil {
 		t.Fatal(err)
 	}
 	r := moldcast.Range{First: 1, Next: 5000}
-	ref := closed(t, a, "S", 5, r)
+	w := writer(t, a, "S")
+	lateFills(t, w, r, 5, 4, 700)
+	if err := w.Close(); err != nil {
+		t.Fatal(err)
+	}
+	ref := w.Ref()
+	if merged, _ := merges(t, a, ref); (len(merged) > 0) != (saves >= 0) {
+		t.Fatalf("merged %v", merged)
+	}
 	a.Close()
 	seg := filepath.Join(dir, "default", "S@1", "000001.seg")
 	names, err := vfs.Default.List(seg)
@@ -381,6 +394,9 @@ func TestFlippedFiles(t *testing.T) {
 				t.Errorf("%s at %d%%: reading meets %d faults, verification %v", name, part, faults, rep.Faults)
 			}
 			a.Close()
+			if err := vfs.Default.RemoveAll(filepath.Join(dir, "default", "S@1", damageDir)); err != nil {
+				t.Fatal(err)
+			}
 		}
 		if err := writeFile(vfs.Default, seg, name, whole); err != nil {
 			t.Fatal(err)

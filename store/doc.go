@@ -32,7 +32,8 @@
 //
 // seal.json is one JSON object: identity, coverage (inclusive ranges), counts,
 // times, hole records, lines, the digest of every block (block.Header.Digest)
-// in key order, records of what was brought in later and of what captures measured, and prev, the sum of the seal before. Its first member, sum,
+// in key order, records of what was brought in later and of what captures measured, what became
+// of a segment that was to be merged, and prev, the sum of the seal before. Its first member, sum,
 // is SHA-256 in hexadecimal of all bytes of the file after it. So seals are a
 // chain of custody over all that a session holds.
 //
@@ -81,7 +82,8 @@
 //	'f' time u64, first u64   record of what was brought in later, and from where (JSON)
 //	'c' began u64          what a capture that began then measured (JSON): began_ns, until_ns, node, stats;
 //	                       the newest of a capture holds, in whatever segment
-//	'x' name               facts: segment, facts, lines; sealed: when and by which node (JSON)
+//	'x' name               facts: segment, facts, lines; merged: what became of a segment that was to
+//	                       be; sealed: when and by which node (JSON)
 //
 // All integers are big-endian. Headers lie apart from bodies, so that
 // listings, coverage, times and holes are read without them; bodies lie in
@@ -98,7 +100,7 @@
 //	ingester   writes the bodies of a table, syncs and ingests it, then hands the
 //	           headers and the deletion of tail records to the log in one batch
 //	waiter     after the sync of the log: moves the watermarks, frees memory
-//	sealer     flushes, closes and seals what was rolled
+//	sealer     merges what is to be merged; flushes, closes and seals what was rolled
 //
 // When Options.Sync falls due and at least 256 KiB compressed waits that no
 // sync covers, the open block is cut and all becomes a table: it is written
@@ -116,6 +118,37 @@
 // before goes to the old one, which is sealed behind the pipeline. Append
 // never waits for a disk: at QueueBytes it answers ErrBusy (or waits, with
 // Options.Wait).
+//
+// # Merging
+//
+// A segment that is no longer written may have small blocks (a slow feed), and
+// runs of one place in many (late fills, a backfill beside the live feed). By
+// its index alone it is known what reading it whole, by a Cursor, costs: the
+// raw bytes decoded, and an eighth of BlockSize for each block; and what it
+// would cost in blocks of the usual size in the order of sequences. Where that
+// saves the share Options.MergeSaves, and a block at least, it is merged before
+// it is sealed: in the background, while the next segment is written.
+//
+//	read       each block once, in the order of sequences, in a window of 32 MiB of
+//	           decoded blocks; one that would have to be read more than four times is left
+//	write      table-merge-1.tmp … with the bodies, of 64 MiB, and table-merge-0.tmp with all else;
+//	           pieces as they are, patches in blocks of their own, marks where their blocks began
+//	compare    what is read back: every piece and mark, by a hash in order; records; counts, coverage, bounds
+//	swap       the tables take the place of all there was, in one edit of the manifest
+//	seal       as any other
+//
+// A piece is never split or joined; no hole, record, line or time changes. What is
+// damaged is left as it is, so that its hole stays named. Half of the time a
+// merge rests. At most 3 segments wait for one: then it ends, and they are
+// sealed as they are; so also beyond 256 MiB while closing, and without room on the
+// disk. The seal says so (merge.left), or how many blocks there were and how many
+// bytes were written (merge.blocks, merge.bytes_stored, merge.bytes_written):
+// these are not part of what a capture writes. A reader that recovers a
+// segment does not merge it.
+//
+// Until the seal nobody but this process reads the segment, and there is no
+// lease of it. A reader within the process that found a place in a block before the swap and
+// reads after it is told that the segment is gone, and looks again.
 //
 // # Invariants
 //
@@ -176,6 +209,11 @@
 //	between block and tail  what a block holds of a tail record is ignored; the rest becomes blocks
 //	during that             bodies without headers, again: it is done once more
 //	rolling                 two unsealed segments: both are recovered, the older one sealed first
+//	merging                 tables that are in no manifest: removed when the segment is opened for writing;
+//	                        it is as it was, and merged by the next writer
+//	swapping                the edit of the manifest is there, and the segment is merged, or it is not; what is
+//	                        then obsolete is removed when it is opened or sealed
+//	between swap and seal   merged, and sealed when it is recovered
 //	sealing                 no seal.json: recovered and sealed again; seal.json.tmp is written over
 //	writing session.json    the old one, or it is made again
 //	copying to a new take   what it has in common with the one before is in session.json before
@@ -251,10 +289,6 @@
 //     caught, costs some memory once a block, and is damage of these blocks.
 //   - What comes slower than 256 KiB compressed in Options.Sync is written twice:
 //     as tail records and as blocks. Headers (0.2 %) always are.
-//   - The order of blocks within a segment is that of their first sequences,
-//     which overlap where fills came late: the seal neither merges patches nor
-//     compresses again. Reading by sequence is as fast all the same; the cost is
-//     in the size of patch blocks.
 //   - What a crash left of a table that never became blocks takes its room in
 //     the segment until that is pruned: 8 MiB at most.
 package store

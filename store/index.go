@@ -33,6 +33,7 @@ type index struct {
 type blockRef struct {
 	first            moldcast.Seq // its key
 	messages         int
+	patch            bool
 	raw, stored      int
 	minTime, maxTime moldcast.Stamp
 	markMin, markMax moldcast.Seq // zero without marks
@@ -83,7 +84,7 @@ func (x *index) add(h *block.Header, id uint64) {
 	x.bytesRaw += uint64(h.RawLen)
 	blk := int32(len(x.blocks))
 	x.blocks = append(x.blocks, blockRef{
-		first: h.First(), messages: h.Messages, raw: h.RawLen, stored: h.StoredLen,
+		first: h.First(), messages: h.Messages, patch: h.Patch, raw: h.RawLen, stored: h.StoredLen,
 		minTime: h.MinTime, maxTime: h.MaxTime, markMin: h.MarkMin, markMax: h.MarkMax,
 	})
 	if h.Patch {

@@ -76,6 +76,12 @@ type Info struct {
 	// retention. FirstSeq is the first that is still held.
 	PrunedMessages uint64 `json:"pruned_messages"`
 	Hold           *Hold  `json:"hold"` // nil: none
+
+	// BytesMerged is how many bytes of segments that are held merging wrote
+	// once more, before their seals; Unmerged how many segments were left as
+	// they are, though merging would have saved something.
+	BytesMerged uint64 `json:"bytes_merged"`
+	Unmerged    int    `json:"unmerged"`
 }
 
 // Ref is the name of the session.
@@ -133,6 +139,12 @@ type SegmentInfo struct {
 	Opened    *time.Time   `json:"opened"`          // by the clock of that node
 	SealedAt  *time.Time   `json:"sealed_time"`     // nil while it is not sealed
 	Fault     string       `json:"fault,omitempty"` // why it cannot be read
+
+	// Merged is how many blocks it had before it was merged, and BytesMerged
+	// what merging wrote; Unmerged is why it was not, though it was due.
+	Merged      int    `json:"merged,omitempty"`
+	BytesMerged uint64 `json:"bytes_merged,omitempty"`
+	Unmerged    string `json:"unmerged,omitempty"`
 }
 
 // Rate is what one minute brought, by the times of the messages.

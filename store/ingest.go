@@ -82,13 +82,10 @@ func splitTables(sorted []*memBlock) (out [][]*memBlock) {
 
 // writeTable writes one table of bodies, synced.
 func writeTable(fs vfs.FS, path string, format sstable.TableFormat, blocks []*memBlock) error {
-	f, err := fs.Create(path, vfs.WriteCategoryUnspecified)
+	w, err := openTable(fs, path, format)
 	if err != nil {
 		return err
 	}
-	o := pebbleOptions(fs, nil, pebble.DefaultLogger)
-	o.EnsureDefaults()
-	w := sstable.NewWriter(objstorageprovider.NewFileWritable(f), o.MakeWriterOptions(0, format))
 	for _, m := range blocks {
 		if err := w.Set(seqKey(nil, keyBody, uint64(m.parsed.First())), m.body); err != nil {
 			_ = w.Close()
@@ -98,6 +95,23 @@ func writeTable(fs vfs.FS, path string, format sstable.TableFormat, blocks []*me
 	return w.Close()
 }
 
+// openTable makes a table, which is synced when it is closed.
+func openTable(fs vfs.FS, path string, format sstable.TableFormat) (*sstable.Writer, error) {
+	f, err := fs.Create(path, vfs.WriteCategoryUnspecified)
+	if err != nil {
+		return nil, err
+	}
+	f = vfs.NewSyncingFile(f, vfs.SyncingFileOptions{BytesPerSync: 1 << 20})
+	o := pebbleOptions(fs, nil, pebble.DefaultLogger)
+	o.EnsureDefaults()
+	return sstable.NewWriter(objstorageprovider.NewFileWritable(f), o.MakeWriterOptions(0, format)), nil
+}
+
+// isTableTmp reports whether name is that of a table that is not in the store.
+func isTableTmp(name string) bool {
+	return strings.HasPrefix(name, tablePrefix) && strings.HasSuffix(name, tmpSuffix)
+}
+
 // removeTables removes what an ingestion left that did not come to its end.
 func removeTables(fs vfs.FS, dir string) {
 	names, err := fs.List(dir)
@@ -105,7 +119,7 @@ func removeTables(fs vfs.FS, dir string) {
 		return
 	}
 	for _, name := range names {
-		if strings.HasPrefix(name, tablePrefix) && strings.HasSuffix(name, tmpSuffix) {
+		if isTableTmp(name) {
 			_ = fs.Remove(fs.PathJoin(dir, name))
 		}
 	}

@@ -79,6 +79,7 @@ var (
 	metaSegment = []byte("xsegment")
 	metaFacts   = []byte("xfacts")
 	metaLines   = []byte("xlines")
+	metaMerged  = []byte("xmerged")
 	metaSealed  = []byte("xsealed")
 )
 
@@ -258,6 +259,7 @@ type seal struct {
 	Fills       []fillRecord      `json:"fills,omitempty"`
 	Captures    []captureRecord   `json:"captures,omitempty"`
 	Lines       []lineCount       `json:"lines"`
+	Merge       *mergeRecord      `json:"merge,omitempty"`
 	Blocks      int               `json:"blocks"`
 	BlockHashes []string          `json:"block_hashes"` // digests, in key order: those with messages, then those of marks alone
 

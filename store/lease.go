@@ -227,7 +227,7 @@ again:
 		s.mu.Unlock()
 		for _, g := range want {
 			c, err := g.share(s.a.o.FS, s.a.table.leaser)
-			if errors.Is(err, errGone) && s.vanished(g) {
+			if s.vanished(g, err) {
 				continue again // what is left is another
 			}
 			if err != nil {

@@ -154,6 +154,14 @@ func (s *session) detail(state State, full bool) (Detail, error) {
 				t.add(g.seal.FirstTime, g.seal.LastTime)
 			}
 			lines = addLines(lines, g.seal.Lines)
+			if m := g.seal.Merge; m != nil {
+				if i.Unmerged = m.Left; m.Left == "" {
+					i.Merged, i.BytesMerged = m.Blocks, m.Written
+					d.BytesMerged += m.Written
+				} else {
+					d.Unmerged++
+				}
+			}
 			i.Node, i.Opened, i.SealedAt = g.seal.Node, clockTime(g.seal.Opened), clockTime(g.seal.Sealed)
 		case x != nil:
 			rs = x.coverage()

@@ -63,6 +63,12 @@ func (c *committer) recorded(k moldcast.Mark) bool {
 
 // loadMarks reads the marks of every block whose marks may carry q.
 func (c *committer) loadMarks(q moldcast.Seq) {
+	for c.tryMarks(q) {
+	}
+}
+
+// tryMarks is loadMarks; again where a segment was merged meanwhile.
+func (c *committer) tryMarks(q moldcast.Seq) (again bool) {
 	w := c.w
 	s := w.s
 	f := &w.markFilter
@@ -96,16 +102,20 @@ func (c *committer) loadMarks(q moldcast.Seq) {
 		s.mu.Unlock()
 	}
 	if len(todo) == 0 {
-		return
+		return false
 	}
 	dec, err := block.NewDecoder(block.DecoderOptions{})
 	if err != nil {
-		return
+		return false
 	}
 	defer dec.Close()
 	var b block.Block
 	for _, t := range todo {
 		if err := t.decode(w.a.table, dec, &b); err != nil {
+			if s.vanished(t.seg, err) {
+				again = true
+				continue
+			}
 			w.a.o.Log.Warn("marks cannot be compared", "segment", t.seg.name, "err", err)
 			continue
 		}
@@ -113,6 +123,7 @@ func (c *committer) loadMarks(q moldcast.Seq) {
 			f.seen[k] = struct{}{}
 		}
 	}
+	return again
 }
 
 func (k markKey) decode(t *table, dec *block.Decoder, into *block.Block) error {

@@ -163,9 +163,12 @@ func (m *mending) resealed(g *segment, l *link, prev string) (b []byte, sum stri
 	if h.db == nil {
 		return nil, "", h.openErr
 	}
-	s, err := g.describe(h.db, prev)
+	s, x, err := g.describe(h.db, prev)
 	if err != nil {
 		return nil, "", err
+	}
+	if len(x.bad) > 0 {
+		return nil, "", fmt.Errorf("its block %x is damaged too: %w", x.bad[0].key, x.bad[0].err)
 	}
 	var at sealedAt
 	switch err := readMeta(h.db, metaSealed, &at); {
@@ -211,19 +214,17 @@ type sealedAt struct {
 }
 
 // describe is the seal of a segment by its store, without when and by whom it
-// was sealed and its size on disk. prev is the sum of the seal before.
-func (g *segment) describe(db *pebble.DB, prev string) (*seal, error) {
+// was sealed and its size on disk, and its index. prev is the sum of the seal
+// before.
+func (g *segment) describe(db *pebble.DB, prev string) (*seal, *index, error) {
 	var digests [][32]byte
 	x, err := readIndex(db, g.id.Session, &digests)
 	if err != nil {
-		return nil, err
-	}
-	if len(x.bad) > 0 {
-		return nil, fmt.Errorf("its block %x is damaged too: %w", x.bad[0].key, x.bad[0].err)
+		return nil, nil, err
 	}
 	info, err := readSegmentInfo(db)
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	s := &seal{
 		Format: FormatVersion, identity: g.id, Segment: g.num, Opened: info.Opened, Prev: prev,
@@ -241,19 +242,22 @@ func (g *segment) describe(db *pebble.DB, prev string) (*seal, error) {
 	}
 	holes, err := readHoles(db)
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	if s.Fills, err = readFills(db); err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	if s.Captures, err = readCaptures(db); err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	lines, err := readLines(db)
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	s.Holes, s.Lines = append(s.Holes, holes...), append(s.Lines, lines...)
+	if s.Merge, err = readMerge(db); err != nil {
+		return nil, nil, err
+	}
 	s.facts, err = readFacts(db)
-	return s, err
+	return s, x, err
 }

@@ -133,6 +133,7 @@ func crashPoint(t *testing.T, seed uint64, inFlight, recovering, closing *atomic
 		o.TailBytes = []int64{0, 16 << 10}[rng.IntN(2)]
 		o.QueueBytes = []int64{128 << 10, 8 << 20}[rng.IntN(2)]
 		o.Workers = 1 + rng.IntN(2)
+		o.MergeSaves = []float64{-1, anyMerge, 0, 0.6}[rng.IntN(4)]
 		o.Wait = true
 	}
 	first := []moldcast.Seq{1, 484311999, ^moldcast.Seq(0) - 1<<20}[rng.IntN(3)]

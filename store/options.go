@@ -8,6 +8,7 @@ import (
 
 	"github.com/cockroachdb/pebble/v2/vfs"
 	"github.com/moldtape/moldtape/moldcast"
+	"github.com/moldtape/moldtape/store/block"
 )
 
 // Options configure an Archive and every Writer and View that comes from it.
@@ -69,6 +70,15 @@ type Options struct {
 	// zero Options has none.
 	Reserve int64
 
+	// MergeSaves has a segment that is no longer written merged before it is
+	// sealed: its blocks written anew in the order of sequences, in the usual
+	// size, where reading it whole then costs less by at least this share.
+	// Negative: never. At most 1. Default 0.33.
+	MergeSaves float64
+
+	// MergeLevel is how hard merged blocks are compressed. Default: as others.
+	MergeLevel block.Level
+
 	noSalvage bool // tests: what a store does not give is not looked for in its files
 
 	// Clock is the wall clock. Default: the system's.
@@ -115,6 +125,9 @@ func (o *Options) EnsureDefaults() {
 	if o.Workers == 0 {
 		o.Workers = 1
 	}
+	if o.MergeSaves == 0 {
+		o.MergeSaves = DefaultMergeSaves
+	}
 	if o.Clock == nil {
 		o.Clock = time.Now
 	}
@@ -139,6 +152,10 @@ func (o *Options) Validate() error {
 		return errors.New("tail and cache bytes: want 0 or more")
 	case o.Reserve < 0 || o.Reserve > 1<<30:
 		return fmt.Errorf("reserve %d bytes: want 0..1GiB", o.Reserve)
+	case !(o.MergeSaves <= 1):
+		return fmt.Errorf("share that merging saves %v: want at most 1", o.MergeSaves)
+	case o.MergeLevel > block.None:
+		return fmt.Errorf("level of merged blocks %d: not known", o.MergeLevel)
 	case o.Workers < 1 || o.Workers > 64:
 		return fmt.Errorf("workers %d: want 1..64", o.Workers)
 	}

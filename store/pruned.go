@@ -240,9 +240,13 @@ func (s *session) refreshPruned() error {
 	return err
 }
 
-// vanished looks whether g was pruned; true means that the session knows now.
-func (s *session) vanished(g *segment) bool {
-	if s.refreshPruned() != nil {
+// vanished looks whether err came of reading a segment that was pruned, or
+// merged, meanwhile; true means that the session knows now.
+func (s *session) vanished(g *segment, err error) bool {
+	if g.isMoved() {
+		return true
+	}
+	if !errors.Is(err, errGone) || s.refreshPruned() != nil {
 		return false
 	}
 	s.mu.Lock()

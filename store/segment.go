@@ -41,6 +41,7 @@ type segment struct {
 	db    *pebble.DB
 	fence *fenceFS
 	log   *pebbleLog
+	moved bool // another has taken its place, with other blocks: see install
 
 	opening *attempt // to open it for writing, that did not end yet
 
@@ -82,8 +83,10 @@ func (g *segment) open(a *Archive, wake func()) error {
 			return fail(err)
 		}
 		logBadHeaders(a.o.Log, g, idx)
-		if g.lines, err = readLines(db); err != nil {
-			return fail(err)
+		if g.lines == nil {
+			if g.lines, err = readLines(db); err != nil {
+				return fail(err)
+			}
 		}
 	}
 	info, err := readSegmentInfo(db)
@@ -247,9 +250,10 @@ func readTails(db *pebble.DB, session moldcast.Session, dec *block.Decoder) (out
 
 // finish makes a segment that nothing is written to any more immutable: its
 // store is flushed and closed, then seal.json written. prev is the sum of the
-// seal before. The index stays as it is. On an error the segment is as it was,
-// or closed and not sealed: finish may be called again after open.
-func (g *segment) finish(a *Archive, prev string) (*seal, error) {
+// seal before, and left why the segment was not merged, where that was due. The
+// index stays as it is. On an error the segment is as it was, or closed and not
+// sealed: finish may be called again after open.
+func (g *segment) finish(a *Archive, prev string, left error) (*seal, error) {
 	db := g.db // written only by whoever calls finish
 	if db == nil {
 		return nil, fmt.Errorf("%s: not open", g.name)
@@ -264,44 +268,18 @@ func (g *segment) finish(a *Archive, prev string) (*seal, error) {
 	if err := guard(g.log, func() error { return db.Set(metaSealed, record, pebble.NoSync) }); err != nil {
 		return wrap(err)
 	}
+	if err := g.noteLeft(left); err != nil {
+		return wrap(err)
+	}
 	if err := guard(g.log, func() error { return flush(db, g.log) }); err != nil {
 		return wrap(err)
 	}
-	var digests [][32]byte
-	x, err := readIndex(db, g.id.Session, &digests)
+	s, _, err := g.describe(db, prev)
 	if err != nil {
 		return wrap(err)
 	}
-	s := &seal{
-		Format: FormatVersion, identity: g.id, Segment: g.num, Node: a.o.Node, Opened: g.opened, Prev: prev,
-		Messages: x.messages, Packets: x.packets, Marks: x.markCount, MarkMin: x.markMin, MarkMax: x.markMax,
-		Ended: x.ended, End: x.end, BytesRaw: x.bytesRaw, BytesStored: x.bytesStored,
-		FirstTime: x.minTime, LastTime: x.maxTime, Blocks: len(digests),
-		Coverage: [][2]moldcast.Seq{}, Holes: []holeRecord{}, Lines: []lineCount{}, BlockHashes: make([]string, len(digests)),
-	}
-	for _, r := range x.coverage() {
-		s.Coverage = append(s.Coverage, [2]moldcast.Seq{r.First, r.Next - 1})
-	}
-	s.Patches = inclusive(x.patches)
-	for i, d := range digests {
-		s.BlockHashes[i] = hex.EncodeToString(d[:])
-	}
-	holes, err := readHoles(db)
+	live, err := liveTables(db)
 	if err != nil {
-		return wrap(err)
-	}
-	if s.Fills, err = readFills(db); err != nil {
-		return wrap(err)
-	}
-	if s.Captures, err = readCaptures(db); err != nil {
-		return wrap(err)
-	}
-	lines, err := readLines(db)
-	if err != nil {
-		return wrap(err)
-	}
-	s.Holes, s.Lines = append(s.Holes, holes...), append(s.Lines, lines...)
-	if s.facts, err = readFacts(db); err != nil {
 		return wrap(err)
 	}
 	// Readers within this process drain; those that come after open the
@@ -316,8 +294,10 @@ func (g *segment) finish(a *Archive, prev string) (*seal, error) {
 	if err != nil {
 		return wrap(err)
 	}
-	dropLogs(a, g)
-	s.Sealed = at.Sealed
+	if err := dropFiles(a, g, live); err != nil {
+		return wrap(err)
+	}
+	s.Sealed, s.Node = at.Sealed, at.Node
 	s.BytesDisk = dirBytes(a.o.FS, g.dir)
 	b, err := s.encode()
 	if err != nil {
@@ -329,21 +309,50 @@ func (g *segment) finish(a *Archive, prev string) (*seal, error) {
 	return s, nil
 }
 
-// dropLogs removes the logs: everything in them was flushed, and a store that
-// is only read needs none. They take the room that was set aside for them.
-func dropLogs(a *Archive, g *segment) {
-	names, err := a.o.FS.List(g.dir)
+// liveTables tells the files of tables and blobs that db reads from others.
+func liveTables(db *pebble.DB) (func(name string) bool, error) {
+	var live map[string]bool
+	blobs := true
+	err := protect(func() error {
+		levels, err := db.SSTables()
+		live = map[string]bool{}
+		for _, level := range levels {
+			for _, t := range level {
+				live[t.BackingSSTNum.String()+".sst"] = true
+			}
+		}
+		blobs = db.Metrics().BlobFiles.LiveCount > 0
+		return err
+	})
+	return func(name string) bool {
+		return live[name] || blobs && strings.HasSuffix(name, ".blob")
+	}, err
+}
+
+// dropFiles removes what a segment that is sealed has no use for: logs, since
+// everything in them was flushed, and a store that is only read needs none
+// (they take the room that was set aside for them); and tables that are not
+// live, which Pebble or a merge could not remove.
+func dropFiles(a *Archive, g *segment, live func(name string) bool) error {
+	fs := a.o.FS
+	names, err := fs.List(g.dir)
 	if err != nil {
-		return
+		return err
 	}
 	for _, name := range names {
-		if !strings.HasSuffix(name, ".log") {
+		table := strings.HasSuffix(name, ".sst") || strings.HasSuffix(name, ".blob")
+		if !strings.HasSuffix(name, ".log") && !isTableTmp(name) && (!table || live(name)) {
 			continue
 		}
-		if err := a.o.FS.Remove(a.o.FS.PathJoin(g.dir, name)); err != nil {
-			a.o.Log.Warn("a log is left in a sealed segment", "segment", g.name, "log", name, "err", err)
+		err := fs.Remove(fs.PathJoin(g.dir, name))
+		if err != nil {
+			err = fs.Remove(fs.PathJoin(g.dir, name))
+		}
+		if err != nil && !isNotExist(err) {
+			a.o.Log.Warn("a file of no use is left in a sealed segment", "segment", g.name, "file", name, "err", err)
 		}
 	}
+	return syncDir(fs, g.dir) // so that nothing of it comes back under the seal
 }
 
 // read gives fn the stored header and body of the block whose key is first;
@@ -356,8 +365,7 @@ func (g *segment) read(t *table, first moldcast.Seq, fn func(header, body []byte
 		defer g.mu.RUnlock()
 		return g.readBlock(g.db, first, fn)
 	}
-	g.mu.RUnlock()
-	h, err := t.acquire(g)
+	h, err := g.acquire(t)
 	if err != nil {
 		return err
 	}
@@ -402,6 +410,24 @@ func (g *segment) readBlock(db *pebble.DB, first moldcast.Seq, fn func(header, b
 	return err
 }
 
+// acquire opens g for reading, and lets go of mu: whoever holds it knows that
+// this process does not write g. REQUIRES: mu, for reading.
+func (g *segment) acquire(t *table) (*handle, error) {
+	moved := g.moved
+	g.mu.RUnlock()
+	if moved {
+		return nil, fmt.Errorf("%s: %w", g.name, errGone)
+	}
+	return t.acquire(g)
+}
+
+// isMoved reports whether another segment has taken the place of g.
+func (g *segment) isMoved() bool {
+	g.mu.RLock()
+	defer g.mu.RUnlock()
+	return g.moved
+}
+
 // use gives fn the store of g, whether it is being written or sealed.
 func (g *segment) use(t *table, fn func(db *pebble.DB) error) error {
 	g.mu.RLock()
@@ -409,8 +435,7 @@ func (g *segment) use(t *table, fn func(db *pebble.DB) error) error {
 		defer g.mu.RUnlock()
 		return fn(g.db)
 	}
-	g.mu.RUnlock()
-	h, err := t.acquire(g)
+	h, err := g.acquire(t)
 	if err != nil {
 		return err
 	}

@@ -144,8 +144,20 @@ func (noFile) Close() error                           { return nil }
 func (noFile) Fd() uintptr                            { return vfs.InvalidFd }
 func (noFile) Read([]byte) (int, error)               { return 0, errFenced }
 func (noFile) ReadAt([]byte, int64) (int, error)      { return 0, errFenced }
-func (noFile) Stat() (vfs.FileInfo, error)            { return nil, errFenced }
+func (noFile) Stat() (vfs.FileInfo, error)            { return noInfo{}, nil }
 func (noFile) Prefetch(int64, int64) error            { return nil }
+
+// noInfo is that of a file of which nothing can be told: Pebble asks how long
+// a log is that it uses again.
+type noInfo struct{}
+
+func (noInfo) Name() string           { return "" }
+func (noInfo) Size() int64            { return 0 }
+func (noInfo) Mode() os.FileMode      { return 0 }
+func (noInfo) ModTime() time.Time     { return time.Time{} }
+func (noInfo) IsDir() bool            { return false }
+func (noInfo) Sys() any               { return nil }
+func (noInfo) DeviceID() vfs.DeviceID { return vfs.DeviceID{} }
 
 // quietFile is a log, or the directory it lies in, whose failures are told to
 // log alone.
@@ -169,6 +181,14 @@ func (f *quietFile) Write(b []byte) (int, error) {
 func (f *quietFile) WriteAt(b []byte, at int64) (int, error) {
 	_, err := f.File.WriteAt(b, at)
 	return len(b), f.told(err)
+}
+
+func (f *quietFile) Stat() (vfs.FileInfo, error) {
+	info, err := f.File.Stat()
+	if err != nil {
+		return noInfo{}, f.told(err)
+	}
+	return info, nil
 }
 
 func (f *quietFile) Preallocate(at, n int64) error { return f.told(f.File.Preallocate(at, n)) }

@@ -132,7 +132,7 @@ func (v *View) Append(dst []byte, first moldcast.Seq, count, size int, cold bool
 			b := v.s.a.cache.get(k)
 			if b == nil && cold {
 				if b, err = v.s.a.cache.load(v.s.a.table, k); err != nil {
-					if errors.Is(err, errGone) && s.vanished(p.seg) {
+					if s.vanished(p.seg, err) {
 						continue
 					}
 					s.damaged(p.seg, p.blk.first, p.r, err)
@@ -154,7 +154,7 @@ func (v *View) Append(dst []byte, first moldcast.Seq, count, size int, cold bool
 		}
 		if p.where == inSegment && cold {
 			if _, err := p.seg.loadIndex(v.s.a.table); err != nil {
-				if errors.Is(err, errGone) && s.vanished(p.seg) {
+				if s.vanished(p.seg, err) {
 					continue
 				}
 				s.damagedSegment(p.seg, err)
@@ -268,12 +268,12 @@ func (v *View) SeqAt(t moldcast.Stamp) moldcast.Seq {
 		case skip, p.where == inHole, p.where == inAbsent, p.where == lostBlock, p.where == onRecord, p.where == below, p.where == inPruned:
 		case p.where == inSegment:
 			_, err := p.seg.loadIndex(s.a.table)
-			if err == nil || errors.Is(err, errGone) && s.vanished(p.seg) {
+			if err == nil || s.vanished(p.seg, err) {
 				continue
 			}
 		case p.times.Max >= t:
 			b, err := s.a.cache.load(s.a.table, blockKey{p.seg, p.blk.first})
-			if errors.Is(err, errGone) && s.vanished(p.seg) {
+			if s.vanished(p.seg, err) {
 				continue
 			}
 			if err != nil {
@@ -347,18 +347,21 @@ func (n *neighbours) before(q moldcast.Seq) moldcast.Stamp {
 	if !ok {
 		return 0
 	}
-	p, start := n.s.locateRun(prev)
-	if t := p.times; p.where == inBlock && p.r.Next <= q && t.Live && t.Last == t.Max {
-		return t.Last // what was repaired behind it is no earlier, and no later
-	}
-	at := p.times.Max
-	n.pieces(p, start, func(x moldcast.Piece) bool {
-		if x.First < q {
-			at = x.Time
+	for {
+		p, start := n.s.locateRun(prev)
+		if t := p.times; p.where == inBlock && p.r.Next <= q && t.Live && t.Last == t.Max {
+			return t.Last // what was repaired behind it is no earlier, and no later
 		}
-		return x.First < q
-	})
-	return at
+		at := p.times.Max
+		if n.pieces(p, start, func(x moldcast.Piece) bool {
+			if x.First < q {
+				at = x.Time
+			}
+			return x.First < q
+		}) {
+			return at
+		}
+	}
 }
 
 // after is the time of the first message at or above q; 0 when there is none.
@@ -375,30 +378,36 @@ func (n *neighbours) after(q moldcast.Seq) moldcast.Stamp {
 		return t.First
 	}
 	at := p.times.Min
-	n.pieces(p, q, func(x moldcast.Piece) bool {
+	if !n.pieces(p, q, func(x moldcast.Piece) bool {
 		at = x.Time
 		return false
-	})
+	}) {
+		return n.after(q)
+	}
 	return at
 }
 
-// pieces calls fn with those at p from q on.
-func (n *neighbours) pieces(p place, q moldcast.Seq, fn func(moldcast.Piece) bool) {
+// pieces calls fn with those at p from q on, as far as they can be read. It is
+// false where they lie elsewhere by now.
+func (n *neighbours) pieces(p place, q moldcast.Seq, fn func(moldcast.Piece) bool) bool {
 	if p.where == inMemory {
 		n.s.mu.Lock()
 		defer n.s.mu.Unlock()
 		if p.mem.b != nil {
 			p.mem.b.PiecesFrom(q, fn)
 		}
-		return
+		return true
 	}
 	if p.where != inBlock || n.reads >= neighbourReads {
-		return
+		return true
 	}
 	n.reads++
-	if b, err := n.s.a.cache.load(n.s.a.table, blockKey{p.seg, p.blk.first}); err == nil {
-		b.PiecesFrom(q, fn)
+	b, err := n.s.a.cache.load(n.s.a.table, blockKey{p.seg, p.blk.first})
+	if err != nil {
+		return !n.s.vanished(p.seg, err)
 	}
+	b.PiecesFrom(q, fn)
+	return true
 }
 
 // lastBelow is the highest sequence held below q. REQUIRES: mu.

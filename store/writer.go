@@ -75,10 +75,14 @@ type Writer struct {
 	seal   chan *segment
 	quit   chan struct{} // closed by Close
 
-	committer  committer
-	workers    sync.WaitGroup
-	pipeline   sync.WaitGroup
-	sealErr    error // after pipeline
+	committer committer
+	workers   sync.WaitGroup
+	pipeline  sync.WaitGroup
+	sealErr   error // after pipeline
+
+	rolled       []*segment // left unsealed by the writer before, and to be merged: for the sealer
+	mergeAtClose int64      // raw bytes that the sealer may yet merge while closing
+
 	markFilter markFilter
 }
 
@@ -107,18 +111,19 @@ func (a *Archive) Writer(channel string, sess moldcast.Session, take int) (*Writ
 		return nil, err
 	}
 	w := &Writer{
-		s: s, a: a, lock: lock, nextBlock: 1,
-		wake: make(chan struct{}, 1), tables: make(chan item, tablesDepth+2), pipe: make(chan item, pipelineDepth), seal: make(chan *segment, 4),
+		s: s, a: a, lock: lock, nextBlock: 1, mergeAtClose: mergeAtClose,
+		wake: make(chan struct{}, 1), tables: make(chan item, tablesDepth+2), pipe: make(chan item, pipelineDepth), seal: make(chan *segment, 2*mergeBehind),
 		quit: make(chan struct{}),
 	}
 	w.work.L, w.done.L = &s.mu, &s.mu
 	if err := w.recoverSegments(); err != nil {
-		w.committer.abandon()
+		w.abandon()
 		lock.Close()
 		a.forget(s)
 		return nil, err
 	}
 	if err := w.committer.init(w); err != nil {
+		w.abandon()
 		lock.Close()
 		return nil, err
 	}
@@ -177,18 +182,33 @@ func (w *Writer) recoverSegments() error {
 		s.mu.Lock()
 		whole := !s.damagedIn(g.num)
 		s.mu.Unlock()
-		// What replaces a damaged block goes to another segment.
-		if i < len(open)-1 || !whole {
-			if err := s.seal(g); err != nil {
-				g.abandon()
-				return err
-			}
+		if i == len(open)-1 && whole {
+			w.committer.cur = g
+			w.nextBlock = nextID(g.idx.Load(), nil)
 			continue
 		}
-		w.committer.cur = g
-		w.nextBlock = nextID(g.idx.Load(), nil)
+		w.rolled = append(w.rolled, g)
+		if _, due := s.mergeDue(g); whole && (due || len(w.rolled) > 1) {
+			continue // sealed by the sealer, behind what is merged
+		}
+		// At once: what replaces a damaged block goes to another segment.
+		for ; len(w.rolled) > 0; w.rolled = w.rolled[1:] {
+			g := w.rolled[0]
+			if err := s.seal(g, s.leave(g, errMergeOpening)); err != nil {
+				return err
+			}
+		}
 	}
 	return nil
+}
+
+// abandon lets go of the segments of a writer that could not be closed.
+func (w *Writer) abandon() {
+	for _, g := range append(w.rolled, w.committer.cur, w.committer.next) {
+		if g != nil {
+			g.abandon()
+		}
+	}
 }
 
 // storedMarks is the highest sequence that a stored mark carries. REQUIRES: mu.
@@ -718,7 +738,7 @@ func (w *Writer) Close() error {
 	w.done.Broadcast()
 	s.mu.Unlock()
 	if err != nil {
-		w.committer.abandon()
+		w.abandon()
 		w.a.forget(s)
 		err = fmt.Errorf("store: closing %v: %w", s.ref, err)
 	}

@@ -61,6 +61,21 @@ func (e *env) show(name string) error {
 	return e.printDetail(d)
 }
 
+// mergedText says what was merged before it was sealed; empty where nothing
+// was to be.
+func mergedText(d store.Detail) string {
+	n := 0
+	for _, s := range d.SegmentList {
+		if s.Merged > 0 {
+			n++
+		}
+	}
+	if n == 0 && d.Unmerged == 0 {
+		return ""
+	}
+	return fmt.Sprintf("%d of %d segments, %s written once more; %d left as they are", n, len(d.SegmentList), humanize.IBytes(d.BytesMerged), d.Unmerged)
+}
+
 func (e *env) printDetail(d store.Detail) error {
 	t := table(e.stdout)
 	row(t, "session", d.Ref())
@@ -79,6 +94,9 @@ func (e *env) printDetail(d store.Detail) error {
 		row(t, "missing", fmt.Sprintf("%s in %s", count(n, "message"), count(len(d.HoleList), "hole")))
 	}
 	row(t, "bytes", fmt.Sprintf("%s framed, %s on disk", humanize.IBytes(d.BytesRaw), humanize.IBytes(d.BytesDisk)))
+	if text := mergedText(d); text != "" {
+		row(t, "merged", text)
+	}
 	row(t, "time", fullTime(d.FirstTime)+" .. "+fullTime(d.LastTime))
 	row(t, "recorded", recordedText(d.SegmentList))
 	if d.PrunedMessages > 0 {
