@@ -46,6 +46,7 @@ type Config struct {
 	Rerequest       []netip.AddrPort // request servers, asked in turn
 	RerequestSource bool             // also ask the address that the stream comes from …
 	RerequestPort   uint16           // … at this port
+	Windows         []uint64         // how many of the newest messages each of Rerequest holds, then the source; 0, or missing: not known
 
 	// Recovery names the recovery streams of peers, host:port. A gap longer than
 	// RecoveryThreshold (default 10000) messages is fetched from one of them;

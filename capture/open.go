@@ -105,7 +105,7 @@ func newChannel(cfg Config, sink Sink) (*Channel, error) {
 		Channel: cfg.Channel, Lines: len(cfg.Lines), Servers: len(c.servers), Sessions: cfg.Sessions,
 		Start: cfg.Start, OnLoss: onLoss, Feed: cfg.Feed,
 		ReorderWait: cfg.ReorderWait, ReorderBytes: int(cfg.ReorderBytes),
-		Gap: gap.Config{HeartbeatInterval: cfg.HeartbeatInterval, RetryMin: cfg.NakRetry, Budget: cfg.NakBudget, MaxRequest: cfg.MaxRequest, RequestsPerSecond: cfg.NakRate, Shared: cfg.Requests, Seed: cfg.Seed},
+		Gap: gap.Config{Windows: cfg.Windows, HeartbeatInterval: cfg.HeartbeatInterval, RetryMin: cfg.NakRetry, Budget: cfg.NakBudget, MaxRequest: cfg.MaxRequest, RequestsPerSecond: cfg.NakRate, Shared: cfg.Requests, Seed: cfg.Seed},
 	}, output{c})
 	if err != nil {
 		return nil, fmt.Errorf("%w: %w", ErrConfig, err)

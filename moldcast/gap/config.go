@@ -22,6 +22,11 @@ type Config struct {
 	// budget is spent.
 	Servers int
 
+	// Windows is how many of the newest messages each server is known to hold, by
+	// its number; 0, and beyond the end: not known. It is never asked for what is
+	// farther below the head.
+	Windows []uint64
+
 	// Settle is how long a missing range may still be mere disorder, unless two
 	// later packets tell earlier (1ms). With several live lines it is
 	// 3 × the p99 of their skew, within SettleMin..SettleMax (200µs..5ms), unless

@@ -2,6 +2,7 @@ package gap
 
 import (
 	"fmt"
+	"reflect"
 	"strings"
 	"testing"
 	"time"
@@ -19,7 +20,7 @@ func TestConfig(t *testing.T) {
 		Budget: 10 * time.Second, SlowMin: time.Second, SlowMax: 10 * time.Second,
 		MaxGaps: 65536, MaxRequest: 65534, RequestsPerSecond: 20_000, HeartbeatInterval: time.Second,
 	}
-	if c != want {
+	if !reflect.DeepEqual(c, want) {
 		t.Fatalf("defaults %+v", c)
 	}
 	for field, bad := range map[string]Config{

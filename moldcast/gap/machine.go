@@ -192,6 +192,9 @@ func New(c Config) *Machine {
 	}
 	for i := range m.servers {
 		m.servers[i] = newReach()
+		if i < len(c.Windows) && c.Windows[i] > 0 {
+			m.servers[i].window = c.Windows[i]
+		}
 	}
 	for i := range m.ready {
 		m.ready[i].pos = &m.pos

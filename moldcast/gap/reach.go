@@ -19,6 +19,7 @@ type reach struct {
 	rtt  time.Duration // smoothed; 0: unknown
 	base time.Duration // the shortest of late
 
+	window uint64            // nothing farther down is ever asked for; beyond: not known
 	held   uint64            // the greatest depth that was answered
 	gone   uint64            // nothing is left from this depth on; beyond: not known
 	step   uint64            // how far an answer from beyond moves gone
@@ -47,7 +48,7 @@ const (
 	exploreFrom = 256
 )
 
-func newReach() reach { return reach{gone: beyond, loss: 1 << lossBits / 50} }
+func newReach() reach { return reach{window: beyond, gone: beyond, loss: 1 << lossBits / 50} }
 
 // sample takes a round trip.
 func (s *reach) sample(d time.Duration) {
@@ -151,15 +152,16 @@ func (s *reach) enough() int {
 // limit is the depth up to which to ask: with haste, when not everything can
 // be asked for in time, not quite what was answered once.
 func (s *reach) limit(haste bool) uint64 {
+	limit := s.held
 	switch {
 	case s.gone == beyond:
-		return beyond
+		limit = beyond
 	case s.apart():
-		return s.held + (s.gone-s.held)/2
+		limit = s.held + (s.gone-s.held)/2
 	case haste:
-		return s.safe()
+		limit = s.safe()
 	}
-	return s.held
+	return min(limit, s.window)
 }
 
 // apart reports whether the bounds are still to meet.
@@ -212,14 +214,17 @@ func (m *Machine) serverFor(p *piece) int {
 	second := -1
 	for k := range n {
 		i := (first + k) % n
+		if d > m.servers[i].window {
+			continue
+		}
+		if second < 0 {
+			second = i
+		}
 		if m.silent(i) && p.tries%silentAfter != silentAfter-1 {
 			continue
 		}
 		if d <= m.servers[i].limit(false) {
 			return i
-		}
-		if second < 0 {
-			second = i
 		}
 	}
 	return max(second, 0)
@@ -397,6 +402,9 @@ func (m *Machine) sound(now Instant, r *reach) (int, scout) {
 	}
 	last := &m.pieces[items[j].id]
 	in := Range{items[0].first, min(last.next, m.floor)}
+	if r.window < uint64(m.head) {
+		in.First = max(in.First, m.head-Seq(r.window))
+	}
 	if in.Empty() {
 		return -1, 0
 	}

@@ -111,18 +111,21 @@ func (n *Node) Capture() ([]capture.Config, []Problem) {
 			name, _ := moldcast.ParseSession(s)
 			cfg.Sessions = append(cfg.Sessions, name)
 		}
+		var source uint64 // the window of the stream's source, which comes last
 		for j, s := range c.Rerequest {
-			if s == "source" {
-				cfg.RerequestSource, cfg.RerequestPort = true, uint16(c.RerequestPort)
+			addr, window, _ := parseServer(s)
+			if addr == "source" {
+				cfg.RerequestSource, cfg.RerequestPort, source = true, uint16(c.RerequestPort), window
 				continue
 			}
-			a, err := ResolveServer(s)
+			a, err := ResolveServer(addr)
 			if err != nil {
 				ps.add(path("channels", i, "rerequest", j), " %v", err)
 				continue
 			}
-			cfg.Rerequest = append(cfg.Rerequest, a)
+			cfg.Rerequest, cfg.Windows = append(cfg.Rerequest, a), append(cfg.Windows, window)
 		}
+		cfg.Windows = append(cfg.Windows, source)
 		names := c.Names()
 		if c.SequenceCovers != string(moldcast.CoversLine) {
 			out = append(out, cfg)

@@ -55,7 +55,7 @@ type Channel struct {
 	Interface string
 	Sessions  []string
 
-	Rerequest        []string // HOST:PORT, or source
+	Rerequest        []string // HOST:PORT or source, and [,window=N]
 	RerequestPort    int
 	Recovery         []string // recovery streams of peers, HOST:PORT
 	Threshold        int      // of recovery
@@ -146,7 +146,7 @@ func (c *Channel) Fields() []Field {
 		{"lines", "line", "line to receive, `G:P[,interface=NAME][,source=ADDR]`; repeat for B, C …", texts{&c.Lines}},
 		{"interface", "interface", "interface `NAME` of lines that name none", text{&c.Interface}},
 		{"sessions", "session", "record only this session `NAME` (repeat; default all)", texts{&c.Sessions}},
-		{"rerequest", "rerequest", "request server `HOST:PORT`, or source with --rerequest-port (repeat)", texts{&c.Rerequest}},
+		{"rerequest", "rerequest", "request server `HOST:PORT[,window=N]`, or source with --rerequest-port (repeat); one is not asked for what is more than N messages back", texts{&c.Rerequest}},
 		{"rerequest_port", "rerequest-port", "`PORT` of --rerequest source", integer{&c.RerequestPort}},
 		{"recovery", "recovery", "recovery stream of a peer, `HOST:PORT` (repeat): long gaps are fetched from it", texts{&c.Recovery}},
 		{"recovery_threshold", "recovery-threshold", "fetch gaps of more than `N` messages from --recovery; without a request server every gap is", integer{&c.Threshold}},

@@ -242,3 +242,20 @@ func FuzzParse(f *testing.F) {
 		}
 	})
 }
+
+// The windows of servers stand in their order, the stream's source last.
+func TestWindows(t *testing.T) {
+	f, err := Parse("f", []byte(`channels:
+  - {name: a, lines: ['239.1.1.1:5'], rerequest: ['127.0.0.1:5,window=1000', 'source,window=50', '127.0.0.1:6'], rerequest_port: 7}`), Default(), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	cfgs, ps := f.Node.Capture()
+	if len(ps) > 0 {
+		t.Fatal(ps)
+	}
+	c := cfgs[0]
+	if d := cmp.Diff([]uint64{1000, 0, 50}, c.Windows); d != "" || len(c.Rerequest) != 2 || !c.RerequestSource {
+		t.Errorf("%s; servers %v", d, c.Rerequest)
+	}
+}

@@ -202,9 +202,14 @@ func (c *Channel) validate(at string, ps *problems) {
 	}
 	fromSource := false
 	for i, s := range c.Rerequest {
-		if s == "source" {
+		addr, _, err := parseServer(s)
+		if err == nil && addr == "source" {
 			fromSource = true
-		} else if err := serverAddr(s); err != nil {
+			continue
+		} else if err == nil {
+			err = serverAddr(addr)
+		}
+		if err != nil {
 			ps.add(fmt.Sprintf("%s.rerequest[%d]", at, i), " %v", err)
 		}
 	}
@@ -334,6 +339,19 @@ func HostPort(s string) error {
 		return fmt.Errorf("%q: want host:port with a port 0..65535", s)
 	}
 	return nil
+}
+
+// parseServer reads HOST:PORT or source, and [,window=N].
+func parseServer(s string) (addr string, window uint64, err error) {
+	addr, rest, more := strings.Cut(s, ",")
+	if !more {
+		return addr, 0, nil
+	}
+	n, ok := strings.CutPrefix(rest, "window=")
+	if window, err = strconv.ParseUint(n, 10, 64); !ok || err != nil || window == 0 {
+		return addr, 0, fmt.Errorf("%q: want HOST:PORT[,window=N], N messages", s)
+	}
+	return addr, window, nil
 }
 
 // serverAddr checks a host:port that can be sent to.
