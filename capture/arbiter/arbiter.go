@@ -233,8 +233,8 @@ func (a *Arbiter) holds(s *Session, seq moldcast.Seq) bool {
 }
 
 // process takes a packet of a line that is believed, and does not contradict
-// what is held.
-func (a *Arbiter) process(now moldcast.Instant, stamp moldcast.Stamp, line int, s *Session, p moldcast.Packet) {
+// what is held. held: all of its messages are.
+func (a *Arbiter) process(now moldcast.Instant, stamp moldcast.Stamp, line int, s *Session, p moldcast.Packet, held bool) {
 	a.c.Packets++
 	s.heard = now
 	a.on[line] = s
@@ -247,7 +247,11 @@ func (a *Arbiter) process(now moldcast.Instant, stamp moldcast.Stamp, line int, 
 		if s.hasEnd && r.Next > s.end {
 			s.hasEnd, s.ended = false, false
 		}
-		a.data(now, stamp, line, s, r, p.Msgs)
+		if held {
+			a.c.Duplicates += r.Len()
+		} else {
+			a.data(now, stamp, line, s, r, p.Msgs)
+		}
 	case moldcast.Heartbeat:
 		a.reveal(now, line, s, p.First)
 		a.out.Mark(s, moldcast.Mark{Kind: p.Kind, Next: p.First, Stamp: stamp, Line: uint8(line)})

@@ -350,7 +350,7 @@ func (a *Arbiter) settle(k kept, t *track, s *Session, p moldcast.Packet, inRun 
 	if inRun && j.unknown == 0 {
 		t.run.agreed.Add(r)
 	}
-	a.process(k.now, k.stamp, t.line, s, p)
+	a.process(k.now, k.stamp, t.line, s, p, j.fresh == 0)
 }
 
 // conflicting drops a packet of which something is held with other bytes.
@@ -389,7 +389,7 @@ func (a *Arbiter) control(k kept, t *track, s *Session, p moldcast.Packet) {
 	if p.Kind == moldcast.Heartbeat {
 		s.endAt = max(s.endAt, k.now)
 	}
-	a.process(k.now, k.stamp, t.line, s, p)
+	a.process(k.now, k.stamp, t.line, s, p, false)
 }
 
 // lower takes note of where a source on a line is: the message at next is the

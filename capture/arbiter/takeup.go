@@ -149,13 +149,14 @@ func (a *Arbiter) offer(now moldcast.Instant, stamp moldcast.Stamp, line int, sr
 		}
 		if len(confirmed) > 0 {
 			b = plausible
+			s = a.sessions[s.name] // they may have begun a take
 		}
 	}
 	if b == doubtful {
 		a.hold(now, until, stamp, line, src, p, d, false)
 		return
 	}
-	a.admit(kept{now: now, stamp: stamp, data: d}, line, src, a.sessions[s.name], p)
+	a.admit(kept{now: now, stamp: stamp, data: d}, line, src, s, p)
 }
 
 // unknown takes a packet of a line, of a session that is not open.

@@ -181,11 +181,14 @@ func (m *Machine) measure(now Instant, line int, r Range) {
 type skew struct {
 	count [hist.Buckets]uint32
 	total uint32
+	top   int // no higher bucket counts any
 	p99   time.Duration
 }
 
 func (s *skew) add(d time.Duration) {
-	s.count[hist.Bucket(int64(d))]++
+	b := hist.Bucket(int64(d))
+	s.count[b]++
+	s.top = max(s.top, b)
 	s.total++
 	if s.total >= 1024 {
 		s.total = 0
@@ -198,7 +201,7 @@ func (s *skew) add(d time.Duration) {
 		return
 	}
 	above := uint32(0)
-	for i := len(s.count) - 1; i >= 0; i-- {
+	for i := s.top; i >= 0; i-- {
 		above += s.count[i]
 		if above*100 > s.total || i == 0 {
 			s.p99 = time.Duration(hist.Top(i))
