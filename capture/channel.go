@@ -96,7 +96,7 @@ func (c *Channel) Lines() []string {
 	out := make([]string, len(c.cfg.Lines))
 	for _, t := range c.lines {
 		for _, l := range t.own() {
-			out[l] = t.Conn.LocalAddr().String()
+			out[l] = t.Addr(l + t.base).String()
 		}
 	}
 	return out
@@ -172,7 +172,12 @@ func (c *Channel) readOut() {
 }
 
 // Close releases the sockets of a Channel that is not, or no longer, run.
-func (c *Channel) Close() { c.closeSockets() }
+func (c *Channel) Close() {
+	c.closeSockets()
+	for _, t := range c.lines {
+		t.rx.Ring().Discard()
+	}
+}
 
 // Status is a snapshot, taken by the engine between two packets, or the last
 // one, once Run has returned. ctx bounds the wait for it.
@@ -299,7 +304,7 @@ func (c *Channel) waiting() bool {
 func (c *Channel) failed() error {
 	for _, t := range c.lines {
 		if err := t.rx.Err(); err != nil {
-			return fmt.Errorf("channel %s: %v: %w", c.cfg.Channel, t.Conn.LocalAddr(), err)
+			return fmt.Errorf("channel %s: %v: %w", c.cfg.Channel, t.Socket.LocalAddr(), err)
 		}
 	}
 	return nil

@@ -74,8 +74,10 @@ type Config struct {
 	UntilEnd   bool          // end when every session has ended and is durable
 	EndTimeout time.Duration // end with ErrEndTimeout after so long without a packet; 0: never
 
-	RecvBuffer int // bytes of socket receive buffer asked for; default 32 MiB
-	RingSlots  int // datagrams between a line's thread and the engine; default 8192
+	RecvBuffer int           // bytes of socket receive buffer asked for; default 32 MiB
+	RX         mcast.Backend // how the lines are received
+	RingSize   int           // bytes of a receive ring; default mcast.DefaultRingSize
+	RingSlots  int           // datagrams between a line's thread and the engine; default 8192
 
 	Clock mcast.Clock  // default the system's
 	Log   *slog.Logger // default none

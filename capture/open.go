@@ -59,7 +59,7 @@ func Open(cfgs []Config, sink Sink) (channels []*Channel, err error) {
 	defer func() {
 		if err != nil {
 			for _, c := range channels {
-				c.closeSockets()
+				c.Close()
 			}
 			channels = nil
 		}
@@ -132,12 +132,12 @@ func openLines(channels []*Channel) error {
 			}
 			listen = append(listen, mcast.ListenConfig{
 				Addr: l.Addr, Interface: ifname, Source: l.Source, Name: name,
-				RecvBuffer: c.cfg.RecvBuffer, Log: c.cfg.Log,
+				RecvBuffer: c.cfg.RecvBuffer, RingSize: c.cfg.RingSize, Log: c.cfg.Log,
 			})
 			owner = append(owner, i)
 		}
 	}
-	taps, err := mcast.OpenLines(listen)
+	taps, err := mcast.OpenLines(listen, channels[0].cfg.RX)
 	if err != nil {
 		if len(channels) == 1 {
 			err = fmt.Errorf("channel %s: %w", channels[0].cfg.Channel, err)
@@ -153,7 +153,7 @@ func openLines(channels []*Channel) error {
 		}
 		first := channels[owners[0]]
 		if len(owners) == 1 {
-			rx := mcast.StartRX(t.Conn, first.newRing(), first.wake, first.cfg.Log)
+			rx := mcast.StartRX(t.Socket, first.newRing(), first.wake, first.cfg.Log)
 			first.lines = append(first.lines, &tap{Tap: t, rx: rx, base: base[owners[0]], most: len(first.cfg.Lines)})
 			continue
 		}
@@ -161,7 +161,7 @@ func openLines(channels []*Channel) error {
 		for _, o := range owners {
 			into = append(into, mcast.BranchConfig{Ring: channels[o].newRing(), Wake: channels[o].wake})
 		}
-		branches := mcast.StartSplit(t.Conn, into, func(d *mcast.Datagram) int {
+		branches := mcast.StartSplit(t.Socket, into, func(d *mcast.Datagram) int {
 			l := t.Line(d)
 			if l < 0 {
 				return -1

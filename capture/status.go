@@ -3,6 +3,7 @@ package capture
 import (
 	"encoding/json"
 	"fmt"
+	"net/netip"
 	"time"
 
 	"github.com/moldtape/moldtape/capture/arbiter"
@@ -107,8 +108,9 @@ func messagesOf(h *hist.Histogram) Messages {
 // SocketStatus is a socket that one or more lines, or answers, are received
 // on, and the ring between its thread and the engine.
 type SocketStatus struct {
-	Addr          string   `json:"addr"`
+	Addr          string   `json:"addr"`  // of the first line
 	Lines         []string `json:"lines"` // none: of answers
+	RX            string   `json:"rx"`    // udp, or ring: a receive ring
 	Received      uint64   `json:"received"`
 	QueueDropped  uint64   `json:"queue_dropped"`
 	KernelDropped uint64   `json:"kernel_dropped"`
@@ -170,10 +172,11 @@ func (c *Channel) status() Status {
 	st.Sessions = append(make([]SessionStatus, 0, len(c.mu.recent)+4), c.mu.recent...)
 	c.mu.Unlock()
 	for _, t := range c.lines {
-		st.addSocket(t.rx, t.high, t.own())
+		own := t.own()
+		st.addSocket(t.rx, t.Addr(own[0]+t.base), t.Backend(), t.high, own)
 	}
 	if c.asks != nil {
-		st.addSocket(c.asks, c.asksHigh, nil)
+		st.addSocket(c.asks, c.asks.Socket().LocalAddr(), mcast.UDPBackend, c.asksHigh, nil)
 	}
 	st.WrongSession += c.foreign
 	st.Storage = c.storage()
@@ -191,17 +194,17 @@ func (c *Channel) status() Status {
 }
 
 // addSocket takes up what a socket and its ring count.
-func (s *Status) addSocket(rx receiver, high int, lines []int) {
+func (s *Status) addSocket(rx receiver, addr netip.AddrPort, backend mcast.Backend, high int, lines []int) {
 	n := rx.Counters()
 	s.QueueDropped += n.QueueDropped
 	s.KernelDropped += n.KernelDropped
-	s.Malformed += n.Truncated
+	s.Malformed += n.Truncated + n.Invalid
 	names := make([]string, len(lines))
 	for i, l := range lines {
 		names[i] = mcast.LineName(l)
 	}
 	s.Sockets = append(s.Sockets, SocketStatus{
-		Addr: rx.Socket().LocalAddr().String(), Lines: names,
+		Addr: addr.String(), Lines: names, RX: backend.String(),
 		Received: n.Received, QueueDropped: n.QueueDropped, KernelDropped: n.KernelDropped,
 		RingDepth: rx.Ring().Len(), RingHigh: high, RingSlots: rx.Ring().Cap(),
 	})

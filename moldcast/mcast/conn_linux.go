@@ -1,7 +1,6 @@
 package mcast
 
 import (
-	"encoding/binary"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -9,7 +8,6 @@ import (
 	"net/netip"
 	"os"
 	"sync/atomic"
-	"unsafe"
 
 	"golang.org/x/sys/unix"
 
@@ -26,11 +24,15 @@ type Conn struct {
 	dialled bool
 	recvBuf int
 	maxData int
+	member  *membership // nil: of no group
+	ifIndex int         // the one interface that it hears; 0: each datagram tells
+	link    *link       // owned by the reading goroutine; nil: not watched
 
 	rd *reader      // owned by the one reading goroutine
 	wr chan *writer // free ones
 
 	kernelDropped, truncated, readErrors atomic.Uint64
+	rejoins                              atomic.Uint64
 	sent, sendRetries, sendErrors        atomic.Uint64
 }
 
@@ -84,7 +86,16 @@ func (s *Conn) listen(c ListenConfig, ifi *net.Interface) error {
 		{unix.SOL_SOCKET, unix.SO_RXQ_OVFL, "SO_RXQ_OVFL"},
 		{unix.IPPROTO_IP, unix.IP_PKTINFO, "IP_PKTINFO"},
 	} {
+		if o.opt == unix.IP_PKTINFO && multicast && ifi != nil {
+			s.ifIndex = ifi.Index // known, and a look at the routes saved for each datagram
+			continue
+		}
 		if err := set(o.level, o.opt, 1, o.name); err != nil {
+			return err
+		}
+	}
+	if c.ring {
+		if err := attach(s.fd, loopedFilter()); err != nil {
 			return err
 		}
 	}
@@ -92,56 +103,31 @@ func (s *Conn) listen(c ListenConfig, ifi *net.Interface) error {
 	if err := unix.Bind(s.fd, &unix.SockaddrInet4{Port: int(c.Addr.Port()), Addr: c.Addr.Addr().As4()}); err != nil {
 		return fmt.Errorf("binding %v: %w", c.Addr, os.NewSyscallError("bind", err))
 	}
-	if err := s.setLocal(); err != nil {
+	err := s.setLocal()
+	if err != nil {
 		return err
 	}
 	if !multicast {
 		return nil
 	}
+	s.member = &membership{fd: s.fd, group: s.local.Addr(), sources: c.sources}
 	index := 0
 	if ifi != nil {
 		index = ifi.Index
 	}
-	join := func(err error) error {
-		if err == nil {
-			return nil
-		}
-		where := "the system's choice of interface"
-		if ifi != nil {
-			where = "interface " + ifi.Name
-		}
+	if err := s.member.join(index); err != nil {
 		if errors.Is(err, unix.ENODEV) && ifi == nil {
 			return fmt.Errorf("%w: no route for group %v: name the interface", ErrInterface, c.Addr.Addr())
 		}
-		return fmt.Errorf("joining %v on %s: %w", c.Addr.Addr(), where, err)
+		return err
 	}
-	if len(c.sources) == 0 {
-		return join(unix.SetsockoptIPMreqn(s.fd, unix.IPPROTO_IP, unix.IP_ADD_MEMBERSHIP,
-			&unix.IPMreqn{Multiaddr: c.Addr.Addr().As4(), Ifindex: int32(index)}))
+	if ifi == nil || c.ring {
+		return nil
 	}
-	for _, src := range c.sources {
-		if err := join(joinSource(s.fd, index, c.Addr.Addr(), src)); err != nil {
-			return err
-		}
+	if s.link, err = newLink(ifi, c.Log); err != nil {
+		c.Log.Warn("the interface cannot be watched: groups are not joined again when it comes back", "interface", ifi.Name, "err", err)
 	}
 	return nil
-}
-
-// joinSource joins group for one sender (MCAST_JOIN_SOURCE_GROUP: the older
-// option takes no interface index).
-func joinSource(fd, index int, group, src netip.Addr) error {
-	// struct group_source_req { u32 interface; sockaddr_storage group, source; }
-	const storage = 128
-	at := int(unsafe.Sizeof(uintptr(0))) // sockaddr_storage is aligned to a word
-	b := make([]byte, at+2*storage)
-	binary.NativeEndian.PutUint32(b, uint32(index))
-	for _, a := range []netip.Addr{group, src} {
-		binary.NativeEndian.PutUint16(b[at:], unix.AF_INET)
-		ip := a.As4()
-		copy(b[at+4:], ip[:])
-		at += storage
-	}
-	return unix.SetsockoptString(fd, unix.IPPROTO_IP, unix.MCAST_JOIN_SOURCE_GROUP, string(b))
 }
 
 // setRecvBuffer asks for a receive buffer of want bytes and says what was got.
@@ -231,11 +217,18 @@ func newConn(maxData int) (*Conn, error) {
 		return nil, os.NewSyscallError("socket", err)
 	}
 	s := &Conn{fd: fd, maxData: maxData, wr: make(chan *writer, 8)}
-	if err := s.init(func() { unix.Close(fd) }); err != nil {
+	if err := s.init(s.free); err != nil {
 		unix.Close(fd)
 		return nil, err
 	}
 	return s, nil
+}
+
+func (s *Conn) free() {
+	unix.Close(s.fd)
+	if s.link != nil {
+		s.link.close()
+	}
 }
 
 func (s *Conn) setLocal() error {
@@ -266,5 +259,6 @@ func (s *Conn) Counters() Counters {
 		Sent:          s.sent.Load(),
 		SendRetries:   s.sendRetries.Load(),
 		SendErrors:    s.sendErrors.Load(),
+		Rejoins:       s.rejoins.Load(),
 	}
 }

@@ -29,19 +29,21 @@ type reader struct {
 	names [BatchSize]unix.RawSockaddrInet4
 	ctls  [BatchSize]control
 	over  [BatchSize][]byte // for what is longer than the caller's buffer; its pages stay untouched until then
-	poll  [2]unix.PollFd
+	poll  [3]unix.PollFd
 	drops uint32 // kernel's drop counter, as last seen
 }
 
 // wait waits until fd has events, s closes, or timeout (ms; -1: none) is over.
-func (s *Conn) wait(p *[2]unix.PollFd, events int16, timeout int) {
+func (s *Conn) wait(p *[3]unix.PollFd, events int16, timeout int) { s.poll(p[:2], events, timeout) }
+
+// poll is wait for what stands in p[2:], too.
+func (s *Conn) poll(p []unix.PollFd, events int16, timeout int) {
 	p[0] = unix.PollFd{Fd: int32(s.wake), Events: unix.POLLIN}
 	p[1] = unix.PollFd{Fd: int32(s.fd), Events: events}
-	n := 2
 	if events == 0 {
-		n = 1
+		p = p[:1]
 	}
-	_, _ = unix.Poll(p[:n], timeout)
+	_, _ = unix.Poll(p, timeout)
 }
 
 // ReadBatch implements Socket.
@@ -53,6 +55,72 @@ func (s *Conn) ReadBatch(ds []Datagram) (int, error) {
 		return 0, net.ErrClosed
 	}
 	defer s.leave()
+	for {
+		n, errno := s.tryRead(ds)
+		switch {
+		case errno == 0:
+			return n, nil
+		case s.closed():
+			return 0, net.ErrClosed
+		case errno == unix.EAGAIN:
+			s.waitRead()
+			if s.closed() {
+				return 0, net.ErrClosed
+			}
+		case errno == unix.EINTR:
+		case ours(errno):
+			return 0, os.NewSyscallError("recvmmsg", errno)
+		default:
+			// ECONNREFUSED of an earlier send, ENETDOWN, ENOMEM, ENOBUFS: the
+			// socket lives on. The pause keeps a lasting one from spinning.
+			s.readErrors.Add(1)
+			if errno != unix.ECONNREFUSED {
+				s.wait(&s.rd.poll, 0, 10)
+			}
+		}
+	}
+}
+
+// ours reports whether errno says that the call was wrong: going on would
+// spin.
+func ours(errno unix.Errno) bool {
+	switch errno {
+	case unix.EBADF, unix.EFAULT, unix.EINVAL, unix.ENOTSOCK, unix.ENOSYS:
+		return true
+	}
+	return false
+}
+
+// waitRead waits until there may be something to read, and sees to the
+// interface meanwhile.
+func (s *Conn) waitRead() {
+	if s.link == nil {
+		s.wait(&s.rd.poll, unix.POLLIN, -1)
+		return
+	}
+	p := &s.rd.poll
+	p[2] = unix.PollFd{Fd: int32(s.link.fd), Events: unix.POLLIN}
+	timeout := s.link.timeout()
+	s.poll(p[:], unix.POLLIN, timeout)
+	if p[2].Revents != 0 || timeout >= 0 && p[0].Revents|p[1].Revents == 0 {
+		s.link.step(s)
+	}
+}
+
+// leaveGroup and joinGroup implement joiner.
+func (s *Conn) leaveGroup(index int) { s.member.leave(index) }
+
+func (s *Conn) joinGroup(index int) error {
+	if err := s.member.join(index); err != nil {
+		return err
+	}
+	s.ifIndex = index
+	s.rejoins.Add(1)
+	return nil
+}
+
+// tryRead reads what there is, without waiting; EAGAIN where there is nothing.
+func (s *Conn) tryRead(ds []Datagram) (int, unix.Errno) {
 	if s.rd == nil {
 		s.rd = new(reader)
 	}
@@ -67,34 +135,16 @@ func (s *Conn) ReadBatch(ds []Datagram) (int, error) {
 		}
 		r.prepare(i, &ds[i], s.maxData)
 	}
-	for {
-		n, _, errno := unix.Syscall6(unix.SYS_RECVMMSG, uintptr(s.fd), uintptr(unsafe.Pointer(&r.hdrs[0])), uintptr(k), unix.MSG_DONTWAIT, 0, 0)
-		switch {
-		case errno == 0:
-			for i := range int(n) {
-				s.take(i, &ds[i])
-			}
-			return int(n), nil
-		case s.closed():
-			return 0, net.ErrClosed
-		case errno == unix.EAGAIN:
-			s.wait(&r.poll, unix.POLLIN, -1)
-			if s.closed() {
-				return 0, net.ErrClosed
-			}
-		case errno == unix.EINTR:
-		case errno == unix.EBADF, errno == unix.EFAULT, errno == unix.EINVAL, errno == unix.ENOTSOCK, errno == unix.ENOSYS:
-			// Ours, not the network's: going on would spin.
-			return 0, os.NewSyscallError("recvmmsg", errno)
-		default:
-			// ECONNREFUSED of an earlier send, ENETDOWN, ENOMEM, ENOBUFS: the
-			// socket lives on. The pause keeps a lasting one from spinning.
-			s.readErrors.Add(1)
-			if errno != unix.ECONNREFUSED {
-				s.wait(&r.poll, 0, 10)
-			}
-		}
+	// Raw: it never waits, and Go's scheduler need not take the processor away
+	// from this thread, and give it back, meanwhile.
+	n, _, errno := unix.RawSyscall6(unix.SYS_RECVMMSG, uintptr(s.fd), uintptr(unsafe.Pointer(&r.hdrs[0])), uintptr(k), unix.MSG_DONTWAIT, 0, 0)
+	if errno != 0 {
+		return 0, errno
 	}
+	for i := range int(n) {
+		s.take(i, &ds[i])
+	}
+	return int(n), 0
 }
 
 // prepare points header i at the buffer of d, and beyond it at the overflow.
@@ -141,8 +191,11 @@ func (s *Conn) take(i int, d *Datagram) {
 	}
 	port := (*[2]byte)(unsafe.Pointer(&r.names[i].Port)) // network order
 	d.Src = netip.AddrPortFrom(netip.AddrFrom4(r.names[i].Addr), uint16(port[0])<<8|uint16(port[1]))
-	d.Dst = netip.AddrPort{}
-	d.Stamp, d.IfIndex, d.Local = 0, 0, netip.Addr{}
+	d.Dst, d.group = netip.AddrPort{}, 0
+	if s.member != nil {
+		d.Dst = s.local
+	}
+	d.Stamp, d.IfIndex, d.Local = 0, s.ifIndex, netip.Addr{}
 	s.parseControl(d, unsafe.Slice((*byte)(unsafe.Pointer(&r.ctls[i])), int(h.Controllen)))
 	if d.Stamp == 0 {
 		d.Stamp = moldcast.StampOf(time.Now())

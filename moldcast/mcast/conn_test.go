@@ -43,7 +43,7 @@ func dial(t testing.TB, to netip.AddrPort, c SendConfig) *Conn {
 }
 
 // read reads until want datagrams have come.
-func read(t testing.TB, s *Conn, want, size int) (out []Datagram) {
+func read(t testing.TB, s Socket, want, size int) (out []Datagram) {
 	t.Helper()
 	for len(out) < want {
 		ds := buffers(want-len(out), size)

@@ -25,7 +25,7 @@ type writer struct {
 	iovs  [BatchSize]unix.Iovec
 	names [BatchSize]unix.RawSockaddrInet4
 	ctls  [BatchSize]sourceControl
-	poll  [2]unix.PollFd
+	poll  [3]unix.PollFd
 }
 
 // sourceControl is the control data that picks a source address; its size in

@@ -19,6 +19,17 @@ const BatchSize = 64
 // not say: bytes, as the kernel accounts them.
 const DefaultRecvBuffer = 8 << 20
 
+// DefaultRingSize is the size asked for a receive ring where a ListenConfig
+// does not say: bytes. The kernel gives all of them at once, unlike a receive
+// buffer.
+const DefaultRingSize = 32 << 20
+
+// Bounds on the size of a receive ring, in bytes.
+const (
+	MinRingSize = 4 << 20
+	MaxRingSize = 1 << 30
+)
+
 // What opening a socket can find wrong with its configuration.
 var (
 	ErrInterface = errors.New("interface")          // there is none of that name, or it has no use here
@@ -34,7 +45,7 @@ type Datagram struct {
 	Data []byte
 
 	Src netip.AddrPort // where it came from; set by ReadBatch
-	Dst netip.AddrPort // where WriteBatch sends it
+	Dst netip.AddrPort // where WriteBatch sends it; set by ReadBatch to what it was sent to, where that is a group
 
 	// Local is the address of this host that it was sent to; for WriteBatch
 	// the one that it comes from, where a socket bound to any address has the
@@ -46,7 +57,9 @@ type Datagram struct {
 	IfIndex   int            // the interface that it arrived on; 0 where unknown
 	Truncated bool           // longer than MaxDatagram: Data is only its start
 
-	skip bool // in a ring: nothing to see here
+	skip  bool  // in a ring: nothing to see here
+	lent  bool  // in a ring: Data is the socket's memory, lent until the next Pop
+	group uint8 // of a socket of several groups: which
 }
 
 // Socket is what the shells need of a socket. *Conn is a real one, *Endpoint
@@ -92,10 +105,12 @@ type ListenConfig struct {
 
 	Name        string       // of the line in errors; "": its letter
 	RecvBuffer  int          // receive buffer in bytes; 0: DefaultRecvBuffer
+	RingSize    int          // of a receive ring in bytes; 0: DefaultRingSize
 	MaxDatagram int          // longest datagram read whole, in bytes; 0: moldcast.MaxDatagram
 	Log         *slog.Logger // nil: silent
 
 	sources []netip.Addr // joined one by one; empty: everyone
+	ring    bool         // a receive ring hears the group: only what that does not see is queued
 }
 
 // SendConfig says where to send.
@@ -117,6 +132,8 @@ type Counters struct {
 	Sent          uint64 // datagrams that the system took
 	SendRetries   uint64 // tries again after ENOBUFS or EAGAIN
 	SendErrors    uint64 // datagrams that the system refused, or would not take in time
+	Rejoins       uint64 // times that its groups were joined again because the interface came back
+	Invalid       uint64 // datagrams that a receive ring found broken; a UDP socket never sees such
 }
 
 func (c *ListenConfig) ensureDefaults() {
@@ -124,6 +141,9 @@ func (c *ListenConfig) ensureDefaults() {
 		c.RecvBuffer = DefaultRecvBuffer
 	}
 	c.RecvBuffer = min(c.RecvBuffer, 1<<31-1) // the kernel's own limit
+	if c.RingSize == 0 {
+		c.RingSize = DefaultRingSize
+	}
 	if c.MaxDatagram == 0 {
 		c.MaxDatagram = moldcast.MaxDatagram
 	}
@@ -145,6 +165,9 @@ func (c *ListenConfig) validate() error {
 	}
 	if c.RecvBuffer < 0 || c.MaxDatagram < 0 || c.MaxDatagram > 65535 {
 		return fmt.Errorf("receive buffer %d, longest datagram %d: want sizes, the datagram at most 65535", c.RecvBuffer, c.MaxDatagram)
+	}
+	if c.RingSize < MinRingSize || c.RingSize > MaxRingSize {
+		return fmt.Errorf("receive ring of %d bytes: want %d to %d", c.RingSize, MinRingSize, MaxRingSize)
 	}
 	for _, s := range c.sources {
 		if !s.Is4() || s.IsMulticast() {

@@ -14,10 +14,11 @@ const (
 // engine. Neither ever waits for the other.
 type Ring struct {
 	slots []Datagram
-	arena []byte
+	arena []byte // made when first needed: what is lent does not
 	size  int    // of a slot, bytes
 	mask  uint64 // len(slots) - 1
 	large atomic.Int64
+	ended atomic.Pointer[func()] // run once by whoever finds the ring empty
 
 	_    [64]byte // the two ends on cache lines of their own
 	head atomic.Uint64
@@ -43,7 +44,7 @@ func NewRing(slots, size int) *Ring {
 	for n < slots {
 		n *= 2
 	}
-	return &Ring{slots: make([]Datagram, n), arena: make([]byte, n*size), size: size, mask: uint64(n - 1)}
+	return &Ring{slots: make([]Datagram, n), size: size, mask: uint64(n - 1)}
 }
 
 // reserve gives the producer up to max free slots that lie side by side, with
@@ -59,12 +60,15 @@ func (r *Ring) reserve(max int) []Datagram {
 	n := min(int(free), max, len(r.slots)-at)
 	s := r.slots[at : at+n]
 	for i := range s {
-		s[i].Data = r.buffer(at + i)
+		s[i].Data, s[i].lent = r.buffer(at+i), false
 	}
 	return s
 }
 
 func (r *Ring) buffer(slot int) []byte {
+	if r.arena == nil {
+		r.arena = make([]byte, len(r.slots)*r.size)
+	}
 	return r.arena[slot*r.size : slot*r.size : (slot+1)*r.size]
 }
 
@@ -76,7 +80,7 @@ func (r *Ring) publish(n int) (dropped int) {
 	for i := range n {
 		d := &r.slots[(head+uint64(i))&r.mask]
 		d.skip = d.Truncated
-		if len(d.Data) > r.size && !d.skip {
+		if len(d.Data) > r.size && !d.skip && !d.lent {
 			if r.large.Add(int64(len(d.Data))) > largeBudget {
 				r.large.Add(-int64(len(d.Data)))
 				d.skip = true
@@ -100,6 +104,7 @@ func (r *Ring) Push(d *Datagram) bool {
 	}
 	buf := s[0].Data
 	s[0] = *d
+	s[0].lent = false
 	s[0].Data = append(buf, d.Data...) // longer than a slot: a buffer of its own
 	return r.publish(1) == 0
 }
@@ -111,7 +116,9 @@ func (r *Ring) Pop() *Datagram {
 	for {
 		if r.held {
 			d := &r.slots[tail&r.mask]
-			if len(d.Data) > r.size {
+			if d.lent {
+				d.Data = nil
+			} else if len(d.Data) > r.size {
 				r.large.Add(-int64(len(d.Data)))
 				d.Data = nil
 			}
@@ -122,6 +129,9 @@ func (r *Ring) Pop() *Datagram {
 		if tail == r.know {
 			r.know = r.head.Load()
 			if tail == r.know {
+				if r.ended.Load() != nil {
+					r.settle()
+				}
 				return nil
 			}
 		}
@@ -129,6 +139,30 @@ func (r *Ring) Pop() *Datagram {
 		if d := &r.slots[tail&r.mask]; !d.skip {
 			return d
 		}
+	}
+}
+
+// end is the producer's last call: free is run when all was popped.
+func (r *Ring) end(free func()) {
+	r.ended.Store(&free)
+	if r.tail.Load() == r.head.Load() {
+		r.settle()
+	}
+}
+
+// settle runs what was given to end.
+//
+// REQUIRES: the producer has ended, and all was popped and given back.
+func (r *Ring) settle() {
+	if free := r.ended.Swap(nil); free != nil {
+		(*free)()
+	}
+}
+
+// Discard pops all there is: after the producer's Close, for an engine that has
+// ended. The consumer's.
+func (r *Ring) Discard() {
+	for r.Pop() != nil {
 	}
 }
 

@@ -69,7 +69,7 @@ func (b *Branch) Counters() RXCounters {
 	c := RXCounters{Received: b.received.Load(), QueueDropped: b.queueDropped.Load()}
 	if s, ok := b.split.sock.(interface{ Counters() Counters }); ok && b.first {
 		k := s.Counters()
-		c.KernelDropped, c.Truncated, c.Errors = k.KernelDropped, k.Truncated, k.ReadErrors
+		c.KernelDropped, c.Truncated, c.Errors, c.Invalid = k.KernelDropped, k.Truncated, k.ReadErrors, k.Invalid
 	}
 	return c
 }

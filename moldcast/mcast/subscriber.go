@@ -121,6 +121,7 @@ func (s *Subscriber) Run(ctx context.Context) error {
 	err := r.run(ctx)
 	for _, rx := range r.all {
 		rx.Close()
+		rx.Ring().Discard()
 	}
 	s.stats.ReceiverStats = s.rcv.Stats()
 	for _, rx := range r.all {

@@ -5,6 +5,7 @@ package mcast
 import (
 	"errors"
 	"fmt"
+	"net"
 	"net/netip"
 	"slices"
 	"testing"
@@ -12,11 +13,11 @@ import (
 
 func TestPlanLines(t *testing.T) {
 	interfaces := map[string]int{"": 2, "lo": 1, "eth0": 2, "eth1": 3}
-	index := func(c ListenConfig) (int, error) {
+	where := func(c ListenConfig) (*net.Interface, error) {
 		if !c.Addr.Addr().IsMulticast() && c.Interface == "" {
-			return 0, nil
+			return nil, nil
 		}
-		return interfaces[c.Interface], nil
+		return &net.Interface{Index: interfaces[c.Interface], Name: c.Interface}, nil
 	}
 	line := func(addr, iface, source string) ListenConfig {
 		c := ListenConfig{Addr: netip.MustParseAddrPort(addr), Interface: iface}
@@ -45,7 +46,7 @@ func TestPlanLines(t *testing.T) {
 		{"no IPv4", []ListenConfig{line("[ff02::1]:5", "lo", "")}, "", ErrAddress},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			plans, err := planLines(c.lines, index)
+			plans, err := planLines(c.lines, where)
 			if !errors.Is(err, c.err) {
 				t.Fatalf("got %v, want %v", err, c.err)
 			}
@@ -54,7 +55,7 @@ func TestPlanLines(t *testing.T) {
 				if i > 0 {
 					got += " "
 				}
-				got += fmt.Sprintf("%v+%v", p.tap.lines, p.listen.sources)
+				got += fmt.Sprintf("%v+%v", p.group.lines, p.listen.sources)
 			}
 			if err == nil && got != c.want {
 				t.Errorf("got %s, want %s", got, c.want)
@@ -82,19 +83,19 @@ func TestTapSources(t *testing.T) {
 			taps := must[[]*Tap](t)(OpenLines([]ListenConfig{
 				{Addr: group, Interface: "lo", Source: a},
 				{Addr: group, Interface: "lo", Source: c.second},
-			}))
+			}, UDPBackend))
 			if len(taps) != 1 {
 				t.Fatalf("%d sockets", len(taps))
 			}
 			tap := taps[0]
-			defer tap.Conn.Close()
+			defer tap.Socket.Close()
 			for _, from := range []string{"127.0.51.1", "127.0.51.2", "127.0.51.3"} {
 				out := dial(t, group, SendConfig{Bind: netip.AddrPortFrom(netip.MustParseAddr(from), 0)})
 				must[int](t)(out.Send([][]byte{[]byte("from " + string(rune('a'+from[len(from)-1]-'1')))}))
 			}
 			var lines []int
 			var data []string
-			for _, d := range read(t, tap.Conn, len(c.data), 64) {
+			for _, d := range read(t, tap.Socket, len(c.data), 64) {
 				lines = append(lines, tap.Line(&d))
 				data = append(data, string(d.Data))
 			}
@@ -106,14 +107,14 @@ func TestTapSources(t *testing.T) {
 }
 
 func TestTapForeign(t *testing.T) {
-	taps := must[[]*Tap](t)(OpenLines([]ListenConfig{{Addr: loopback, Source: netip.MustParseAddr("127.0.51.1")}}))
-	defer taps[0].Conn.Close()
-	must[int](t)(dial(t, taps[0].Conn.LocalAddr(), SendConfig{Bind: loopback}).Send([][]byte{[]byte("x")}))
-	d := read(t, taps[0].Conn, 1, 16)[0]
+	taps := must[[]*Tap](t)(OpenLines([]ListenConfig{{Addr: loopback, Source: netip.MustParseAddr("127.0.51.1")}}, Auto))
+	defer taps[0].Socket.Close()
+	must[int](t)(dial(t, taps[0].Socket.LocalAddr(), SendConfig{Bind: loopback}).Send([][]byte{[]byte("x")}))
+	d := read(t, taps[0].Socket, 1, 16)[0]
 	if got := taps[0].Line(&d); got != -1 {
 		t.Errorf("line %d", got)
 	}
-	if _, err := OpenLines([]ListenConfig{{Addr: loopback}, {Addr: loopback, Interface: "nosuch0"}}); !errors.Is(err, ErrInterface) {
+	if _, err := OpenLines([]ListenConfig{{Addr: loopback}, {Addr: loopback, Interface: "nosuch0"}}, Auto); !errors.Is(err, ErrInterface) {
 		t.Errorf("%v", err)
 	}
 }

@@ -31,6 +31,7 @@ type listenFlags struct {
 	nakBudget     time.Duration
 	strict        bool
 	multicast     multicastFlags
+	rx            rxFlags
 }
 
 func newListenCmd(e *env) *cobra.Command {
@@ -56,6 +57,7 @@ missing, and write the messages in order, each once. Ends at End of Session.`,
 	fl.Var(config.Duration{P: &f.nakBudget}, "nak-budget", "how long a gap is asked for before it is lost")
 	fl.BoolVar(&f.strict, "strict", false, "exit 1 if messages were lost")
 	f.multicast.add(c, false)
+	f.rx.add(c)
 	e.addJSON(c, "print the summary as JSON on stdout")
 	return c
 }
@@ -124,10 +126,15 @@ func (f *listenFlags) servers(cfg *mcast.SubscriberConfig) error {
 }
 
 func (e *env) runListener(ctx context.Context, f *listenFlags, group netip.AddrPort, cfg mcast.SubscriberConfig, l *listener) error {
-	line, err := mcast.Listen(mcast.ListenConfig{Addr: group, Interface: f.multicast.iface, Log: e.log})
+	backend, ring, err := f.rx.parse()
+	if err != nil {
+		return err
+	}
+	taps, err := mcast.OpenLines([]mcast.ListenConfig{{Addr: group, Interface: f.multicast.iface, RingSize: ring, Log: e.log}}, backend)
 	if err != nil {
 		return socketError("--group", err)
 	}
+	line := taps[0].Socket
 	cfg.Lines = []mcast.Socket{line}
 	if len(f.rerequest) > 0 {
 		s, err := mcast.Listen(mcast.ListenConfig{Log: e.log})

@@ -82,9 +82,11 @@ func (n *Node) Capture() ([]capture.Config, []Problem) {
 	var ps problems
 	out := make([]capture.Config, 0, len(n.Channels))
 	clock, requests := mcast.NewClock(), gap.NewBudget(n.NakRateTotal, nil)
+	rx, _ := mcast.ParseBackend(n.RX)
 	for i := range n.Channels {
 		c := &n.Channels[i]
 		cfg := capture.Config{
+			RX: rx, RingSize: int(n.RXRing),
 			Channel: c.Name, Interface: c.Interface,
 			ReorderWait: c.ReorderWait, ReorderBytes: c.ReorderBytes,
 			NakRetry: c.NakRetry, NakRate: c.NakRate, NakBudget: c.NakBudget, Requests: requests, Clock: clock,

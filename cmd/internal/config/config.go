@@ -4,6 +4,7 @@ import (
 	"time"
 
 	"github.com/moldtape/moldtape/moldcast"
+	"github.com/moldtape/moldtape/moldcast/mcast"
 	"github.com/moldtape/moldtape/store"
 )
 
@@ -36,7 +37,9 @@ type Node struct {
 	HTTP             string
 	Pprof            bool
 
-	NakRateTotal int // requests a second, of all channels
+	NakRateTotal int    // requests a second, of all channels
+	RX           string // auto, udp or ring
+	RXRing       int64  // bytes of each receive ring
 
 	UntilEnd   bool
 	EndTimeout time.Duration
@@ -79,11 +82,18 @@ type Channel struct {
 	Start        string // "": beginning where there is a request server or a recovery peer, else live
 }
 
+// What the flags of receiving say.
+const (
+	RXUsage     = "how multicast is received, `auto|udp|ring`: by UDP sockets, or by a ring shared with the kernel, at a fraction of the CPU (needs CAP_NET_RAW); auto is the ring where it can be"
+	RXRingUsage = "memory of the receive ring of each interface"
+)
+
 // Default is a node of no channel.
 func Default() Node {
 	return Node{
 		Sync: store.DefaultSync, SegmentSize: 1 << 30, Reserve: store.DefaultReserve,
 		QueueBytes: Unset, Keep: Unset, MaxBytes: Unset, RetainEvery: time.Minute, NakRateTotal: Unset,
+		RX: mcast.Auto.String(), RXRing: mcast.DefaultRingSize,
 		MTU: 1500, RecoveryReaders: 1024, RatePerClient: defaultPerClient, RateTotal: defaultTotal,
 	}
 }
@@ -131,6 +141,8 @@ func (n *Node) Fields() []Field {
 		{"http", "http", "serve /status, /metrics, /healthz and /readyz on this TCP `HOST:PORT`, to whoever reaches it: there is no authentication", text{&n.HTTP}},
 		{"pprof", "pprof", "serve /debug/pprof/ there too", boolean{&n.Pprof}},
 		{"nak_rate_total", "nak-rate-total", "most requests a second of all channels together, `N` (default the highest --nak-rate of one)", Optional{integer{&n.NakRateTotal}, func() bool { return n.NakRateTotal < 0 }}},
+		{"rx", "rx", RXUsage, text{&n.RX}},
+		{"rx_ring", "rx-ring", RXRingUsage, Size{&n.RXRing}},
 		{"until_end", "until-end", "stop when every session has ended, is repaired and durable", boolean{&n.UntilEnd}},
 		{"end_timeout", "end-timeout", "stop with exit 1 after this long without a packet; 0: never", Duration{&n.EndTimeout}},
 		{"strict", "strict", "exit 1 if messages were lost or holes are left", boolean{&n.Strict}},

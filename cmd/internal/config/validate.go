@@ -12,6 +12,7 @@ import (
 	"github.com/moldtape/moldtape/capture"
 	"github.com/moldtape/moldtape/capture/arbiter"
 	"github.com/moldtape/moldtape/moldcast"
+	"github.com/moldtape/moldtape/moldcast/mcast"
 	"github.com/moldtape/moldtape/retransmit/admit"
 	"github.com/moldtape/moldtape/store"
 )
@@ -79,6 +80,14 @@ func (ps *problems) add(path, format string, args ...any) {
 	*ps = append(*ps, Problem{path, fmt.Sprintf(format, args...)})
 }
 
+// CheckRing checks the size of a receive ring.
+func CheckRing(size int64) error {
+	if size < mcast.MinRingSize || size > mcast.MaxRingSize {
+		return fmt.Errorf("%v: want 4MiB to 1GiB", Size{&size})
+	}
+	return nil
+}
+
 // Validate finds everything that is wrong with n, after EnsureDefaults, by
 // itself: names are not resolved, nor interfaces looked for.
 func (n *Node) Validate() []Problem {
@@ -110,6 +119,12 @@ func (n *Node) Validate() []Problem {
 	}
 	if n.NakRateTotal < 1 || n.NakRateTotal > maxNakRate {
 		ps.add("nak_rate_total", " %d: want 1 to %d requests a second", n.NakRateTotal, maxNakRate)
+	}
+	if _, err := mcast.ParseBackend(n.RX); err != nil {
+		ps.add("rx", " %v", err)
+	}
+	if err := CheckRing(n.RXRing); err != nil {
+		ps.add("rx_ring", " %v", err)
 	}
 	if _, err := ParseAllow(n.Allow); err != nil {
 		ps.add("allow", " %v", err)
