@@ -2,7 +2,6 @@ package store
 
 import (
 	"context"
-	"encoding/binary"
 	"errors"
 	"fmt"
 	"io"
@@ -628,8 +627,8 @@ func nextID(x *index, tails []tailRecord) uint64 {
 		id = max(id, m.id+1)
 	}
 	for _, t := range tails {
-		if len(t.key) >= 9 {
-			id = max(id, binary.BigEndian.Uint64(t.key[1:])+1)
+		if block, ok := tailBlock(t.key); ok {
+			id = max(id, block+1)
 		}
 	}
 	return id

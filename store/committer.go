@@ -67,17 +67,6 @@ type item struct {
 	sealed *segment
 }
 
-// tailPart is what one tail record holds.
-type tailPart struct {
-	of     *memBlock
-	n      uint32 // of the records of that block
-	raw    int64
-	ranges []moldcast.Range
-	pieces []moldcast.Piece // of those ranges
-	marks  []moldcast.Mark
-	marked int // marks of the block that are then recorded
-}
-
 // committer is the goroutine that owns the open segment: it alone opens one,
 // writes to it, and decides when to roll. Its fields are its own.
 type committer struct {
@@ -102,11 +91,7 @@ type committer struct {
 	tries    int       // while closing
 	looked   time.Time // when the archive was last seen to be there
 
-	enc   *block.Encoder // of tail records
-	tail  *block.Builder
-	parts []tailPart
-	buf   []byte
-	frame []byte
+	tails tailWriter
 }
 
 // account takes what g holds for what was handed to it. REQUIRES: nothing is
@@ -123,7 +108,7 @@ type opened struct {
 	err error
 }
 
-func (c *committer) init(w *Writer) (err error) {
+func (c *committer) init(w *Writer) error {
 	c.w = w
 	c.opened = make(chan opened, 1)
 	c.stored = map[*segment]int64{}
@@ -134,9 +119,7 @@ func (c *committer) init(w *Writer) (err error) {
 	part := int(min(w.a.o.SegmentSize/4, maxTable)) // a segment is to have several
 	c.syncTable, c.tailedTable, c.fullTable = min(syncTable, part), min(tailedTable, part), min(fullTable, part)
 	c.ratio = 0.5
-	c.tail = block.NewBuilder(w.s.ref.Session)
-	c.enc, err = block.NewEncoder(block.EncoderOptions{BlockSize: min(w.a.o.BlockSize, 256<<10), Level: block.Fastest})
-	return err
+	return c.tails.init(w.s.ref.Session, w.a.o.Sync)
 }
 
 // run is the committer's goroutine.
@@ -442,6 +425,7 @@ func (c *committer) heal() (giveUp bool, at time.Time) {
 			}
 		}
 	}
+	c.tails.enc.Break() // what the last record became of is not known
 	w.failed = false
 	w.healTo = w.ops
 	w.dirty = true // so that something is written, which shows whether it can be
@@ -563,7 +547,7 @@ func (c *committer) blocks() bool {
 		// In the batch of the headers, which comes after the bodies: a reader
 		// of what is left after a crash ignores the tail records of what a
 		// block holds, whenever that was.
-		it.err = it.batch.DeleteRange(seqKey(nil, keyTail, take[0].id), seqKey(nil, keyTail, take[len(take)-1].id+1), nil)
+		it.err = it.batch.DeleteRange(tailsOf(take[0].id), tailsOf(take[len(take)-1].id+1), nil)
 	}
 	if it.err == nil {
 		it.err = putJSON(it.batch, metaLines, c.lines[g])
@@ -666,13 +650,11 @@ func (c *committer) sync() {
 	if it.facts {
 		w.dirty = false
 	}
-	c.parts = c.parts[:0]
 	for _, m := range s.mem {
 		if m.id > c.tables && m.state < blockSubmitted && m.dirty() && g != nil {
-			c.parts = append(c.parts, m.tailPart())
+			it.parts = append(it.parts, m.tailPart())
 		}
 	}
-	it.parts = append([]tailPart(nil), c.parts...)
 	if g == nil || len(it.parts) == 0 && len(it.records) == 0 && !it.facts {
 		w.tailOps = max(w.tailOps, it.ops)
 		w.done.Broadcast()
@@ -687,7 +669,7 @@ func (c *committer) sync() {
 	it.batch = g.db.NewBatch()
 	for i := range it.parts {
 		if it.err == nil {
-			it.err = c.putTail(it.batch, &it.parts[i])
+			it.err = c.tails.put(it.batch, g, &it.parts[i])
 		}
 	}
 	s.mu.Lock()
@@ -706,53 +688,6 @@ func (c *committer) sync() {
 	}
 	it.submit()
 	w.pipe <- it
-}
-
-// tailPart takes what of m no tail record holds, for the next one. It pins m,
-// whose memory the pieces alias. REQUIRES: the session's lock.
-func (m *memBlock) tailPart() tailPart {
-	marks := m.b.Marks()
-	p := tailPart{of: m, n: m.tails, marked: len(marks), marks: marks[min(m.marked, len(marks)):], raw: m.fresh}
-	for _, r := range m.unsynced.Ranges() {
-		p.ranges = append(p.ranges, r)
-		m.b.PiecesFrom(r.First, func(q moldcast.Piece) bool {
-			if q.First >= r.Next {
-				return false
-			}
-			if over := q.Range().Next; over > r.Next {
-				q.Msgs, _ = q.Msgs.Split(int(r.Next - q.First))
-			}
-			p.pieces = append(p.pieces, q)
-			return true
-		})
-	}
-	m.unsynced.Clear()
-	m.fresh = 0
-	m.tails++
-	m.pins++
-	return p
-}
-
-// putTail compresses one tail record into a batch.
-func (c *committer) putTail(b *pebble.Batch, p *tailPart) error {
-	c.tail.Reset(c.w.s.ref.Session)
-	for _, q := range p.pieces {
-		if err := c.tail.Append(q); err != nil {
-			return err
-		}
-	}
-	for _, k := range p.marks {
-		if err := c.tail.Mark(k); err != nil {
-			return err
-		}
-	}
-	header, body, err := c.enc.Encode(c.buf[:0], c.tail, block.EncodeOptions{})
-	if err != nil {
-		return err
-	}
-	c.buf = body
-	c.frame = joined(c.frame[:0], header, body)
-	return b.Set(tailKey(nil, p.of.id, p.n), c.frame, nil)
 }
 
 // roll begins the next segment when the open one is full or old: first it is

@@ -77,7 +77,7 @@
 //	'h' first u64          header of a block (package block); first is its lowest sequence
 //	'b' first u64          its body
 //	'm' id u64             a block of heartbeats and ends alone: u32 length of header, header, body
-//	't' id u64, n u32      tail record, in the same form: pieces of block id, not yet written
+//	't' id, n              tail record: pieces of block id, not yet written
 //	'o' time u64, first u64   hole record (JSON); the newest for a sequence holds
 //	'f' time u64, first u64   record of what was brought in later, and from where (JSON)
 //	'c' began u64          what a capture that began then measured (JSON): began_ns, until_ns, node, stats;
@@ -85,7 +85,8 @@
 //	'x' name               facts: segment, facts, lines; merged: what became of a segment that was to
 //	                       be; sealed: when and by which node (JSON)
 //
-// All integers are big-endian. Headers lie apart from bodies, so that
+// All integers are big-endian; id and n of a tail record are as many bytes as
+// they need, with their count (u8) before. Headers lie apart from bodies, so that
 // listings, coverage, times and holes are read without them; bodies lie in
 // tables that hold nothing else and are ingested: they never pass through the
 // log, and no compaction rewrites them (there is none). A block is
@@ -109,6 +110,16 @@
 // slow data is written twice, and in tables that are worth their three syncs.
 // 4 MiB make a table whatever is due. (Sizes are smaller where segments are.)
 // A table that is being written holds up neither Append nor tail records.
+//
+// Tail records of one block are streams (package block, records of a stream):
+// each is compressed with those before it as history, and what one adds to the
+// log is little more than what its messages are worth. In order they are
+// written and in order the log keeps them, so that what a record builds on is
+// there when it is, and they are deleted together. After a failed write, and
+// every 64 KiB, a new stream begins. Records of up to 16 KiB of messages (less
+// where Options.Sync is below 32 ms: 512 KiB a second at most) are modelled,
+// which takes longer and comes to a third less, or are compressed like larger
+// ones where that comes to less.
 //
 // A body is nothing until its header is there, and a tail record is of use
 // until then. What of a tail record a block holds is ignored, so that nothing
@@ -167,6 +178,14 @@
 //   - A byte that no checksum vouches for is not served: every block is checked
 //     when it is decoded, beyond what Pebble checks.
 //
+// # Versions
+//
+// moldtape.json, session.json and seal.json have format 1, and so does what is
+// sealed. The record "segment" of a segment has format 2 since tail records are
+// streams. In format 1 each was a block of its own ('t' id u64, n u32: u32
+// length of header, header, body); it is read, and becomes 2 when the segment is
+// opened for writing. A program that knows 1 only does not write to 2.
+//
 // # Damage
 //
 // A block that fails its checks, when it is read or verified, is put on record
@@ -179,6 +198,10 @@
 // The seal lists what patches hold. So coverage, holes and hashes are right
 // again, in every process that reads the new seal; Verify goes on listing the
 // damage, as replaced. A block on record that Verify reads well is taken off it.
+//
+// A tail record that fails its checks costs what it held and what follows in
+// its stream, 64 KiB of messages and one record more at most, while no block
+// holds it. It is named by Verify, and kept.
 //
 // Values are stored as they are, each in one piece, and so a flipped bit in what
 // Pebble keeps around them (manifest, options, indexes, footers, keys) costs no
@@ -288,7 +311,9 @@
 //   - Pebble panics where a file of bodies is missing or cut short. That is
 //     caught, costs some memory once a block, and is damage of these blocks.
 //   - What comes slower than 256 KiB compressed in Options.Sync is written twice:
-//     as tail records and as blocks. Headers (0.2 %) always are.
+//     as tail records and as blocks. Around each tail record the log writes about
+//     45 bytes, which shows where few messages come in Options.Sync. Headers (0.2 %)
+//     are always written twice.
 //   - What a crash left of a table that never became blocks takes its room in
 //     the segment until that is pruned: 8 MiB at most.
 package store

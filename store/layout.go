@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math/bits"
 	"math/rand/v2"
 	"os"
 	"slices"
@@ -22,6 +23,11 @@ import (
 
 // FormatVersion is the version of the archive's layout.
 const FormatVersion = 1
+
+// segmentFormat is the version of the store of a segment that is not sealed.
+// 1: tail records are blocks of their own; 2: they are records of streams.
+// Both are read, 2 is written.
+const segmentFormat = 2
 
 const (
 	archiveFile = "moldtape.json"
@@ -71,7 +77,7 @@ const (
 	keyHole    = 'o' // time u64, first u64: hole record
 	keyFill    = 'f' // time u64, first u64: record of what was brought in later
 	keyCapture = 'c' // began u64: what a capture measured
-	keyTail    = 't' // block id u64, n u32: tail record, header and body together
+	keyTail    = 't' // block id, n, both as by appendOrdered: tail record
 	keyMeta    = 'x' // name: facts of the segment
 )
 
@@ -87,8 +93,33 @@ func seqKey(dst []byte, kind byte, n uint64) []byte {
 	return binary.BigEndian.AppendUint64(append(dst, kind), n)
 }
 
-func tailKey(dst []byte, id uint64, n uint32) []byte {
-	return binary.BigEndian.AppendUint32(seqKey(dst, keyTail, id), n)
+// tailKey is the key of tail record n of a block, and tailsOf that before all
+// of them: every byte of a key is in the log with each record.
+func tailKey(id uint64, n uint32) []byte { return appendOrdered(tailsOf(id), uint64(n)) }
+
+func tailsOf(id uint64) []byte { return appendOrdered([]byte{keyTail}, id) }
+
+// tailBlock is the id of the block of a tail record.
+func tailBlock(key []byte) (id uint64, ok bool) {
+	if len(key) == 13 && key[1] == 0 { // format 1: id u64, n u32
+		return seqOf(key[:9]), true
+	}
+	if len(key) < 2 || key[1] > 8 || len(key) < 2+int(key[1]) {
+		return 0, false
+	}
+	for _, b := range key[2 : 2+key[1]] {
+		id = id<<8 | uint64(b)
+	}
+	return id, true
+}
+
+// appendOrdered appends v so that bytes are in the order of numbers: the count
+// of its bytes, then those, big-endian, without zeros before.
+func appendOrdered(dst []byte, v uint64) []byte {
+	n := (bits.Len64(v) + 7) / 8
+	var b [8]byte
+	binary.BigEndian.PutUint64(b[:], v)
+	return append(append(dst, byte(n)), b[8-n:]...)
 }
 
 func holeKey(dst []byte, h holeRecord) []byte {

@@ -94,20 +94,20 @@ func (g *segment) open(a *Archive, wake func()) error {
 	case errors.Is(err, pebble.ErrNotFound) && len(idx.blocks) > 0:
 		return fail(errors.New("its store is empty; what was written to it is gone"))
 	case errors.Is(err, pebble.ErrNotFound):
-		info = segmentInfo{Format: FormatVersion, identity: g.id, Segment: g.num, Node: a.o.Node, Opened: a.o.Clock().UTC()}
-		b, err := json.Marshal(info)
-		if err != nil {
-			return fail(err)
-		}
-		if err := guard(log, func() error { return db.Set(metaSegment, b, pebble.Sync) }); err != nil {
-			return fail(err)
-		}
+		info = segmentInfo{Format: segmentFormat, identity: g.id, Segment: g.num, Node: a.o.Node, Opened: a.o.Clock().UTC()}
+		err = writeSegmentInfo(db, log, info)
 	case err != nil:
-		return fail(err)
-	case info.Format != FormatVersion:
-		return fail(&VersionError{Path: g.name, Got: info.Format, Want: FormatVersion})
+	case info.Format < 1 || info.Format > segmentFormat:
+		err = &VersionError{Path: g.name, Got: info.Format, Want: segmentFormat}
 	case info.identity != g.id || info.Segment != g.num:
-		return fail(fmt.Errorf("it is %s/%v@%d segment %d: moved here by hand?", info.Channel, info.Session, info.Take, info.Segment))
+		err = fmt.Errorf("it is %s/%v@%d segment %d: moved here by hand?", info.Channel, info.Session, info.Take, info.Segment)
+	case info.Format < segmentFormat:
+		// Before anything of the newer format is written.
+		info.Format = segmentFormat
+		err = writeSegmentInfo(db, log, info)
+	}
+	if err != nil {
+		return fail(err)
 	}
 	g.node, g.opened = info.Node, info.Opened
 	removeTables(a.o.FS, g.dir)
@@ -177,6 +177,14 @@ func readSegmentInfo(db *pebble.DB) (segmentInfo, error) {
 	return info, readMeta(db, metaSegment, &info)
 }
 
+func writeSegmentInfo(db *pebble.DB, log *pebbleLog, info segmentInfo) error {
+	b, err := json.Marshal(info)
+	if err != nil {
+		return err
+	}
+	return guard(log, func() error { return db.Set(metaSegment, b, pebble.Sync) })
+}
+
 func readLines(db *pebble.DB) ([]lineCount, error) {
 	var lines []lineCount
 	err := readMeta(db, metaLines, &lines)
@@ -213,36 +221,6 @@ func readHoles(db *pebble.DB) (out []holeRecord, err error) {
 			return err
 		}
 		out = append(out, h)
-		return nil
-	})
-	return out, err
-}
-
-// tailRecord is a decoded tail record.
-type tailRecord struct {
-	key   []byte
-	block *block.Block
-	err   error // why it cannot be read
-}
-
-// readTails decodes the tail records of a segment, in the order in which they
-// were written.
-func readTails(db *pebble.DB, session moldcast.Session, dec *block.Decoder) (out []tailRecord, err error) {
-	err = scan(db, keyTail, func(k, v []byte) error {
-		t := tailRecord{key: append([]byte(nil), k...), block: new(block.Block)}
-		var h block.Header
-		header, body, err := splitJoined(v)
-		if err == nil {
-			h, err = block.ParseHeader(header)
-		}
-		if err == nil && h.Session != session {
-			err = errors.New("record of another session")
-		}
-		if err == nil {
-			err = dec.Decode(h, body, t.block)
-		}
-		t.err = err
-		out = append(out, t)
 		return nil
 	})
 	return out, err

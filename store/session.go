@@ -615,6 +615,9 @@ func (s *session) readOne(g *segment) error {
 	if err != nil && !errors.Is(err, pebble.ErrNotFound) {
 		return err
 	}
+	if info.Format > segmentFormat {
+		return &VersionError{Path: g.name, Got: info.Format, Want: segmentFormat}
+	}
 	tails, err := readTails(h.db, s.ref.Session, dec)
 	if err != nil {
 		return err

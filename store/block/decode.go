@@ -204,11 +204,11 @@ func (d *Decoder) parse(h *Header, t tag, b *Block) (at int, reason string) {
 	case tagBoundaries:
 		readBoundaries(&s, h, b)
 	case tagTimes:
-		readTimes(&s, h, b)
+		readTimes(&s, h, b, 0)
 	case tagOrigins:
 		readOrigins(&s, h, b)
 	case tagMarks:
-		readMarks(&s, h, b)
+		readMarks(&s, h, b, 0, 0)
 	}
 	s.end()
 	return s.bad, s.reason
@@ -247,7 +247,8 @@ func readBoundaries(s *scanner, h *Header, b *Block) {
 	}
 }
 
-func readTimes(s *scanner, h *Header, b *Block) {
+// readTimes reads the section; the first time counts from prev.
+func readTimes(s *scanner, h *Header, b *Block, prev moldcast.Stamp) {
 	var ns int64
 	exp := s.byte()
 	for _, u := range units {
@@ -265,7 +266,7 @@ func readTimes(s *scanner, h *Header, b *Block) {
 		lo = -top - 1
 	}
 	b.times = slices.Grow(b.times, h.Packets)
-	var t int64
+	t := int64(prev) / ns
 	for range h.Packets {
 		t += s.varint()
 		if t < lo || t > hi {
@@ -329,9 +330,8 @@ func fill[T ~uint8](b []T, at, n int, v T) []T {
 	return b
 }
 
-func readMarks(s *scanner, h *Header, b *Block) {
-	var next moldcast.Seq
-	var at moldcast.Stamp
+// readMarks reads the section; the first mark counts from next and at.
+func readMarks(s *scanner, h *Header, b *Block, next moldcast.Seq, at moldcast.Stamp) {
 	for range h.Marks {
 		kind, line := moldcast.Kind(s.byte()), s.byte()
 		next += moldcast.Seq(s.varint())

@@ -107,6 +107,66 @@
 // repaired; line 255 is an answer to a request. The boundaries name their runs
 // again, so that a body can be read when its header is lost.
 //
+// # Records of a stream
+//
+// What is to be durable before it makes a block is stored as small records
+// (StreamEncoder). They form streams: a record is compressed with what came
+// before in its stream as history, and the first one needs nothing. One that is
+// damaged costs those that follow in its stream, of 64 KiB of raw bytes and one
+// record more at most.
+//
+//	 0    1   kind: bit 7 set; bit 0: begins a stream; bit 1: modelled, as is all
+//	          of the stream; others are refused where set
+//	 1   10   session, where it begins a stream
+//	     uv   raw bytes, at most 64 KiB where modelled
+//	          the stored form of the raw bytes
+//	end   4   checksum of all before it, continued from that of the record
+//	          before in the stream (0 where it begins one)
+//
+// Raw bytes are four sections, each uv length and its bytes, none where there
+// is nothing to say: boundaries, times, origins and marks, in the form of
+// sections 2 to 5 of a body, marks with their number (uv) before them; then the
+// rows. Differences to 0 are to the record before in the stream instead: the
+// first run counts from the end of its last one, the first time from its last;
+// the first mark from the end and last time of all messages until then. At the
+// beginning of a stream these are 0.
+//
+// The stored form of a stream that is not modelled is one frame of zstd, cut
+// where the compressor was flushed behind each record; the last block of the
+// frame never comes. A window of at most 128 KiB.
+//
+// A modelled one is coded by an arithmetic coder, bit by bit, each with the
+// likelihood that what came before in the stream gives it. The coder: lo = 0 and
+// hi = 2^32-1 at the beginning of each record. A bit of which p/2^16 is the
+// likelihood to be 1 splits the range at mid = lo + (hi-lo)·p/2^16, rounded
+// down: hi = mid for 1, lo = mid+1 for 0. Then p grows by (65535-p)/16 for 1, or
+// shrinks by p/16 for 0, both rounded down. While lo and hi agree in their
+// highest byte, that is stored, lo = lo·2^8, hi = hi·2^8+255. At the end as many
+// bytes as are needed (0 to 4) of the number in the range that ends in the most
+// zero bytes, the highest of those; a reader takes zeros for what follows.
+//
+// Every likelihood is 2^15 at the beginning of a stream, or where a shape is
+// taken up. A byte by a set of likelihoods is its bits from the highest, each
+// by a likelihood of its own for the bits above it. Numbers (uv, sv) of the
+// sections are coded byte by byte, by a set for each of the four sections and
+// one for their lengths, and in each for the 1st to 10th byte of a number; a
+// byte is the first of a number where the one before it was below 128, or ten
+// came, or the section began. The rows message by message:
+//
+//	7 bits    shape: of those that the stream took up, by number, up to 64; one more
+//	          than there are: it takes up another; 127: none
+//	2 bytes   length, of one that is taken up, or none; by the set "text"
+//	1 byte    the first, of one that is taken up and longer than 0; "text"
+//	          bytes, of none: all, by "text"; else all but the first: 1 bit whether
+//	          it is that of the message of the shape before (0 for the first), and if
+//	          not, the byte, both by sets for this byte of the shape, the bit also by
+//	          whether the two bytes before it in the message were (two at its start
+//	          count as not)
+//
+// A shape is a length and a first byte. A stream takes up another where it has
+// fewer than 64, and the length of that and of all before it, each of those
+// less its first byte, are 4096 together at most.
+//
 // # Hashes
 //
 // The canonical row form is, for each run: first u64, next u64, and its rows.

@@ -129,13 +129,13 @@ func (e *Encoder) encode(dst []byte, b *Block, o EncodeOptions) (header, body []
 			e.fact(t, e.raw)
 		}
 	}
-	e.raw = b.appendBoundaries(e.raw[:0])
+	e.raw = b.appendBoundaries(e.raw[:0], 0)
 	fact(tagBoundaries, sectionRequired)
-	e.raw = b.appendTimes(e.raw[:0])
+	e.raw = b.appendTimes(e.raw[:0], 0)
 	fact(tagTimes, sectionRequired)
 	e.raw = b.appendOrigins(e.raw[:0])
 	fact(tagOrigins, sectionRequired)
-	e.raw = b.appendMarks(e.raw[:0])
+	e.raw = b.appendMarks(e.raw[:0], 0, 0)
 	fact(tagMarks, 0)
 	e.sum.Sum(h.Facts[:0])
 
@@ -209,12 +209,12 @@ func hashFact(sum hash.Hash, tmp *[32]byte, t tag, raw []byte) {
 	sum.Write(raw)
 }
 
-func (b *Block) appendBoundaries(dst []byte) []byte {
+// appendBoundaries appends the section; the first run counts from next.
+func (b *Block) appendBoundaries(dst []byte, next moldcast.Seq) []byte {
 	if len(b.runs) == 0 {
 		return dst
 	}
 	dst = binary.AppendUvarint(dst, uint64(len(b.runs)))
-	var next moldcast.Seq
 	piece := 0
 	for r, run := range b.runs {
 		end := b.Pieces()
@@ -250,13 +250,14 @@ func (b *Block) unit() (exp byte, ns moldcast.Stamp) {
 	return units[u].exp, units[u].ns
 }
 
-func (b *Block) appendTimes(dst []byte) []byte {
+// appendTimes appends the section; the first time counts from prev.
+func (b *Block) appendTimes(dst []byte, prev moldcast.Stamp) []byte {
 	if len(b.times) == 0 {
 		return dst
 	}
 	exp, ns := b.unit()
 	dst = append(dst, exp)
-	var prev moldcast.Stamp
+	prev /= ns
 	for _, t := range b.times {
 		t /= ns
 		dst = binary.AppendVarint(dst, int64(t-prev))
@@ -302,9 +303,8 @@ func (b *Block) appendOrigins(dst []byte) []byte {
 	return dst
 }
 
-func (b *Block) appendMarks(dst []byte) []byte {
-	var next moldcast.Seq
-	var at moldcast.Stamp
+// appendMarks appends the section; the first mark counts from next and at.
+func (b *Block) appendMarks(dst []byte, next moldcast.Seq, at moldcast.Stamp) []byte {
 	for _, m := range b.marks {
 		dst = append(dst, byte(m.Kind), m.Line)
 		dst = binary.AppendVarint(dst, int64(m.Next-next))

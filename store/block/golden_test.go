@@ -14,8 +14,8 @@ import (
 
 // TestGolden holds the format still. testdata/build has what an Encoder makes
 // of given pieces, stored as they are: its bytes never change within a
-// version. testdata/decode has blocks as some version wrote them, compressed
-// too: what they hold is read for ever. Only additions to decode are right;
+// version. testdata/decode has blocks and streams of records as some version
+// wrote them, compressed too: what they hold is read for ever. Only additions to decode are right;
 // `go test -run Golden -rewrite` writes expected outputs.
 func TestGolden(t *testing.T) {
 	second := newSecondReader(t)
@@ -47,6 +47,20 @@ func TestGolden(t *testing.T) {
 				}
 				second.agree(header, body, h, &got)
 				return dump(h, &got)
+			case "stream":
+				_, d := mustStream(t)
+				out := ""
+				for line := range strings.Lines(td.Input) {
+					record, err := hex.DecodeString(strings.TrimSpace(line))
+					if err == nil {
+						err = d.Decode(record, &got)
+					}
+					out += "record of " + got.Session().String() + "\n" + dumpContent(&got)
+					if err != nil {
+						out += err.Error() + "\n"
+					}
+				}
+				return out
 			}
 			return "unknown command"
 		})
@@ -131,6 +145,11 @@ func dump(h Header, b *Block) string {
 		fmt.Fprintf(&out, "marks %d at %d..%d ended %v at %d\n", h.Marks, h.MarkMin, h.MarkMax, h.Ended, h.End)
 	}
 	fmt.Fprintf(&out, "digest %x\n", h.Digest())
+	return out.String() + dumpContent(b)
+}
+
+func dumpContent(b *Block) string {
+	var out strings.Builder
 	for i := range b.Pieces() {
 		p := b.PieceAt(i)
 		fmt.Fprintf(&out, "piece %v time %d heard %+d line %d flags %d", p.Range(), p.Time, p.Heard-p.Time, p.Line, p.Flags)
