@@ -284,7 +284,9 @@ func TestWriteAmplification(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			o := DefaultOptions()
-			o.Wait = c.rate == 0
+			if c.rate == 0 {
+				o.Sync, o.Wait = time.Second, true // as import has it
+			}
 			got := measure(t, o, c.load)
 			t.Logf("%d bytes of blocks at %.1f MB/s, %d written, %.3f of each; %.0f syncs a second", got.stored,
 				float64(got.stored)/1e6/got.seconds, got.wrote, got.ratio(), float64(got.syncs)/got.seconds)
