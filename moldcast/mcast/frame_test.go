@@ -256,9 +256,8 @@ func walk(mem []byte) (frames, packets int) {
 			continue
 		}
 		frames++
-		if p, ok := f.parse(); ok {
+		if _, ok := f.parse(); ok {
 			packets++
-			_ = p
 		}
 	}
 }

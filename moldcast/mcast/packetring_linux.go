@@ -6,6 +6,7 @@ import (
 	"log/slog"
 	"net"
 	"net/netip"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"unsafe"
@@ -476,7 +477,7 @@ func (p *packetRing) wait(full bool) error {
 				p.socketError()
 			}
 		default:
-			if !p.listed(int(e.Fd)) {
+			if !slices.Contains(p.looped, int(e.Fd)) {
 				p.looped = append(p.looped, int(e.Fd))
 			}
 		}
@@ -488,15 +489,6 @@ func (p *packetRing) wait(full bool) error {
 		p.rebind()
 	}
 	return nil
-}
-
-func (p *packetRing) listed(g int) bool {
-	for _, l := range p.looped {
-		if l == g {
-			return true
-		}
-	}
-	return false
 }
 
 // socketError takes the packet socket's error: ENETDOWN when the interface

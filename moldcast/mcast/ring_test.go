@@ -7,6 +7,7 @@ import (
 	"net/netip"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"pgregory.net/rapid"
 )
@@ -134,6 +135,103 @@ func TestRXConserves(t *testing.T) {
 	}
 	if got := rx.Counters(); got.Received != n || popped == 0 {
 		t.Errorf("%+v, %d popped", got, popped)
+	}
+}
+
+// lending is a lender whose datagrams are made here: n of them, each with its
+// number, in memory that is spoilt when it is released.
+type lending struct {
+	fake
+	out      []*Datagram // what is lent, from position first on
+	first    uint64
+	given    atomic.Int64
+	borrowed bool
+	t        *testing.T
+}
+
+func (l *lending) borrow()   { l.borrowed = true }
+func (l *lending) giveBack() { l.given.Add(1) }
+
+func (l *lending) lend(ds []Datagram, pos uint64) int {
+	if pos != l.first+uint64(len(l.out)) {
+		l.t.Errorf("lends at %d, want %d", pos, l.first+uint64(len(l.out)))
+	}
+	k := min(len(ds), l.n-l.at, 1+l.at%7)
+	for i := range k {
+		ds[i].Data = binary.BigEndian.AppendUint64(make([]byte, 0, 300), uint64(l.at))[:300] // longer than a slot
+		ds[i].lent, ds[i].Truncated = true, l.at%100 == 99
+		copied := ds[i]
+		l.out = append(l.out, &copied)
+		l.at++
+	}
+	return k
+}
+
+func (l *lending) release(pos uint64) {
+	for l.first < pos {
+		clear(l.out[0].Data)
+		l.out = l.out[1:]
+		l.first++
+	}
+}
+
+func (l *lending) wait(bool) error {
+	select {
+	case <-l.closed:
+		return net.ErrClosed
+	case <-time.After(100 * time.Microsecond):
+		return nil
+	}
+}
+
+// TestRXLends runs an RX on a lender with a ring that is often full: nothing is
+// lost or spoilt before the engine has popped on, and the memory is given back
+// once, when all was popped.
+func TestRXLends(t *testing.T) {
+	const n = 20000
+	sock := &lending{fake: fake{n: n, closed: make(chan struct{})}, t: t}
+	wake := NewWake()
+	rx := StartRX(sock, NewRing(64, 64), wake, nil)
+	if !sock.borrowed {
+		t.Error("lends without having been told")
+	}
+	next := 0
+	take := func(d *Datagram) {
+		for next%100 == 99 {
+			next++
+		}
+		if at := int(binary.BigEndian.Uint64(d.Data)); at != next || len(d.Data) != 300 {
+			t.Fatalf("got %d, %d bytes, want %d", at, len(d.Data), next)
+		}
+		next++
+	}
+	for next < n/2 {
+		c := wake.Arm()
+		for next < n/2 {
+			d := rx.Ring().Pop()
+			if d == nil {
+				break
+			}
+			take(d)
+		}
+		if next < n/2 && rx.Ring().Empty() {
+			<-c
+		}
+	}
+	rx.Close()
+	if sock.given.Load() != 0 && !rx.Ring().Empty() {
+		t.Error("memory is given back that is still lent")
+	}
+	received := int(rx.Counters().Received)
+	for d := rx.Ring().Pop(); d != nil; d = rx.Ring().Pop() {
+		take(d)
+	}
+	rx.Ring().Discard()
+	if got := sock.given.Load(); got != 1 {
+		t.Errorf("memory is given back %d times", got)
+	}
+	if c := rx.Counters(); c.QueueDropped != 0 || received-next > 1 {
+		t.Errorf("%d of %d came, %+v", next, received, c)
 	}
 }
 
