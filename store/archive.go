@@ -495,7 +495,9 @@ func (s *session) seal(g *segment, left error) error {
 		s.mu.Unlock()
 		s.a.o.Log.Warn("session.json does not name the newest seal", "session", s.ref, "err", err)
 	}
-	// From here on the index comes and goes with the open segments.
+	// From here on the index comes and goes with the open segments. Who read it
+	// while its store had failed may not have seen all of it.
+	s.a.table.forget(g)
 	g.idx.Store(nil)
 	if h, err := s.a.table.acquire(g); err == nil {
 		s.a.table.release(h)

@@ -270,7 +270,7 @@ func (s *session) damaged(g *segment, first moldcast.Seq, r moldcast.Range, err 
 		d.Block = r.First
 	}
 	d.Ranges = inclusive(ranges)
-	if s.damageAt(d.Segment, d.Block) >= 0 || !slices.Contains(s.segs, g) {
+	if s.damageAt(d.Segment, d.Block) >= 0 || !slices.Contains(s.segs, g) || s.foreign(g) {
 		s.mu.Unlock()
 		return
 	}

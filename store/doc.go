@@ -282,7 +282,9 @@
 // read without any lock but their leases, through a file system that refuses every write. What
 // is not sealed is read by other processes only when no writer holds the lock: a
 // View recovers and seals it first, or reads it as it is while other readers
-// hold the lock (shared), Sessions and Show only look. Verify holds it, shared,
+// hold the lock (shared), Sessions and Show only look. A writer that comes then
+// may merge what they read as it lay: a View reads it anew once it is sealed, and
+// takes nothing of it for damaged before. Verify holds it, shared,
 // while it reads what is not sealed, and not longer.
 //
 // # Assumptions

@@ -39,6 +39,9 @@ type blockRef struct {
 	markMin, markMax moldcast.Seq // zero without marks
 }
 
+// memory is at most what the block takes decoded.
+func (b *blockRef) memory() int64 { return int64(b.raw) + 32*int64(b.messages) }
+
 // runRef is one run of a block.
 type runRef struct {
 	r     moldcast.Range

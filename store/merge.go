@@ -29,7 +29,7 @@ const (
 	// at some 100 MB/s.
 	mergeAtClose = 256 << 20
 
-	// mergeWindow is how many raw bytes of decoded blocks a merge keeps, and
+	// mergeWindow is how many bytes of decoded blocks a merge keeps, and
 	// mergeReads how often it may decode each block for want of more.
 	mergeWindow = 32 << 20
 	mergeReads  = 4
@@ -110,7 +110,7 @@ func planMerge(x *index, blockSize int) mergePlan {
 		if !reader.use(r.blk, 1) {
 			p.before += int64(b.raw) + each
 		}
-		if !merger.use(r.blk, int64(b.raw)) {
+		if !merger.use(r.blk, b.memory()) {
 			p.reads += int64(b.raw)
 		}
 		if b.patch != patch || filled >= p.target {

@@ -202,7 +202,7 @@ func TestMergeFails(t *testing.T) {
 	}
 	step := int64(1)
 	if crashes() <= 60 {
-		step = 3
+		step = 7
 	}
 	var sealed, refused atomic.Int64
 	t.Run("op", func(t *testing.T) {

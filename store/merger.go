@@ -67,7 +67,9 @@ func newMerger(a *Archive, g *segment) (*merger, error) {
 		window: newWindow(mergeWindow), blocks: map[int32]*block.Block{}, out: block.NewBuilder(g.id.Session),
 	}
 	m.window.drop = func(k int32) {
-		m.spare = append(m.spare, m.blocks[k])
+		if len(m.spare) < ownBlocks {
+			m.spare = append(m.spare, m.blocks[k])
+		}
 		delete(m.blocks, k)
 	}
 	var err error
@@ -248,7 +250,7 @@ func (m *merger) run(r *runRef, pace *mergePace) error {
 // block is the block of a run, decoded and checked.
 func (m *merger) block(r *runRef) (*block.Block, error) {
 	ref := &m.x.blocks[r.blk]
-	if m.window.use(r.blk, int64(ref.raw)) {
+	if m.window.use(r.blk, ref.memory()) {
 		return m.blocks[r.blk], nil
 	}
 	b := new(block.Block)

@@ -246,13 +246,29 @@ func (s *session) vanished(g *segment, err error) bool {
 	if g.isMoved() {
 		return true
 	}
-	if !errors.Is(err, errGone) || s.refreshPruned() != nil {
+	s.mu.Lock()
+	foreign := s.foreign(g)
+	s.mu.Unlock()
+	look := s.refreshPruned
+	switch {
+	case errors.Is(err, errGone):
+	case isDamage(err) && foreign:
+		look = s.refresh
+	default:
+		return false
+	}
+	if look() != nil {
 		return false
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return !slices.Contains(s.segs, g)
 }
+
+// foreign reports whether g is not sealed and this process does not write it:
+// it was read as it lay there, and a writer that came since may have merged
+// it. REQUIRES: mu.
+func (s *session) foreign(g *segment) bool { return s.w == nil && !g.sealed }
 
 // retained is the first sequence that is held, or the head where nothing is
 // any more. REQUIRES: mu; something was pruned.
