@@ -21,6 +21,7 @@ import (
 type brokenFS struct {
 	on     atomic.Bool
 	files  string // part of their names
+	err    error  // nil: ENOSPC
 	failed atomic.Int64
 }
 
@@ -28,6 +29,13 @@ func (b *brokenFS) wrap(fs vfs.FS) vfs.FS {
 	return errorfs.Wrap(fs, errorfs.InjectorFunc(func(op errorfs.Op) error {
 		if !b.on.Load() || op.Kind.ReadOrWrite() != errorfs.OpIsWrite || !strings.Contains(op.Path, b.files) {
 			return nil
+		}
+		if b.err != nil {
+			if op.Kind == errorfs.OpLock { // flock asks for no write
+				return nil
+			}
+			b.failed.Add(1)
+			return b.err
 		}
 		b.failed.Add(1)
 		return syscall.ENOSPC
