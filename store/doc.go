@@ -121,6 +121,18 @@
 // which takes longer and comes to a third less, or are compressed like larger
 // ones where that comes to less.
 //
+// What each setting of Options.Sync costs, in bytes written for each compressed
+// one, seals included, at 1000 and 5000 messages of 30 bytes a second one a
+// packet, 1 MB/s of them eight a packet, and 25 MB/s and as fast as it goes of
+// what cannot be compressed (BenchmarkSync; TestWriteAmplification… assert at
+// most 2.1 for slow feeds at 50 ms, 1.2 from 20 MB/s on, 1.05 for an import):
+//
+//	       1000/s  5000/s  1 MB/s  25 MB/s  full
+//	0       3.39    2.49    2.16    1.24    1.01
+//	5 ms    2.25    2.10    2.09    1.63    1.00
+//	50 ms   1.84    1.74    2.05    1.01    1.00
+//	1 s     2.07    2.04    1.01    1.00    1.00
+//
 // A body is nothing until its header is there, and a tail record is of use
 // until then. What of a tail record a block holds is ignored, so that nothing
 // between the two need be atomic.
