@@ -33,7 +33,7 @@
 // A sender keeps its newest messages only. How far below the head each server
 // still has them is learnt from what it answers and what not: see reach. What
 // lies deeper is not asked for, but probed for now and then: a little below what
-// was answered, and anywhere. So the requests go to what can be got, the oldest
+// was answered, down to the very next message, and anywhere. So the requests go to what can be got, the oldest
 // of it first, with a little lead before it goes too. A server that has
 // everything is asked for the oldest first; one that does not answer while
 // another does is passed over. A few requests lost by chance move nothing.

@@ -244,7 +244,7 @@ func (m *Machine) unanswered(fl *flight) {
 		if m.open == 0 {
 			most = m.c.SlowMax
 		}
-		x.wait, x.hits = min(2*x.wait, most), 0
+		x.wait, x.hits, x.less = min(2*x.wait, most), 0, x.less+1
 		if fl.scout == explore {
 			x.at = later(m.now, x.wait)
 		}
@@ -272,7 +272,7 @@ func (m *Machine) answeredFlight(server int, fl *flight, p *piece) {
 		m.rate.answer(fl.try == 1 && s.held == was)
 		if fl.scout > 0 {
 			x := &m.scouts[fl.scout]
-			x.wait, x.hits = m.leastWait(fl.scout), min(x.hits+1, 6)
+			x.wait, x.hits, x.less = m.leastWait(fl.scout), min(x.hits+1, 6), 0
 		}
 	}
 	m.rate.judge(m.now, s.rtt, s.base)
@@ -285,7 +285,7 @@ const (
 	inTurn    scout = iota
 	explore         // to find the bounds, or whether the server is still there
 	proof           // it surely is there, if the server is
-	probeNear       // a little below what was answered, farther each time that it is answered
+	probeNear       // a little below what was answered, farther each time that it is answered, else nearer
 	probeAny        // anywhere in what seems to be gone
 	scoutKinds
 )
@@ -295,6 +295,7 @@ type scouting struct {
 	at   Instant
 	wait time.Duration
 	hits int // answered in a row
+	less int // of the near ones: not answered in a row; each asks for half as much as the one before
 }
 
 // probeMin is how soon at least one probe follows another.
@@ -416,7 +417,11 @@ func (m *Machine) sound(now Instant, r *reach) (int, scout) {
 		x.at = later(now, x.wait)
 		in := in
 		if k == probeNear {
-			in.First = max(in.First, in.Next-min(in.Next, Seq(r.held>>(6-x.hits)+1)))
+			span := r.held >> (6 - x.hits)
+			if x.less > 0 && span>>(x.less-1) == 0 {
+				x.less = 0 // the last message alone was asked for: from farther on again
+			}
+			in.First = max(in.First, in.Next-min(in.Next, Seq(span>>x.less+1)))
 		} else {
 			in.First += Seq(m.random() % in.Len())
 		}

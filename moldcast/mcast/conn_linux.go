@@ -31,6 +31,8 @@ type Conn struct {
 	rd *reader      // owned by the one reading goroutine
 	wr chan *writer // free ones
 
+	fault func(call uintptr) unix.Errno // nil but in tests, see injected
+
 	kernelDropped, truncated, readErrors atomic.Uint64
 	rejoins                              atomic.Uint64
 	sent, sendRetries, sendErrors        atomic.Uint64

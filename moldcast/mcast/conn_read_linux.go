@@ -135,6 +135,9 @@ func (s *Conn) tryRead(ds []Datagram) (int, unix.Errno) {
 		}
 		r.prepare(i, &ds[i], s.maxData)
 	}
+	if errno := s.injected(unix.SYS_RECVMMSG); errno != 0 {
+		return 0, errno
+	}
 	// Raw: it never waits, and Go's scheduler need not take the processor away
 	// from this thread, and give it back, meanwhile.
 	n, _, errno := unix.RawSyscall6(unix.SYS_RECVMMSG, uintptr(s.fd), uintptr(unsafe.Pointer(&r.hdrs[0])), uintptr(k), unix.MSG_DONTWAIT, 0, 0)
@@ -145,6 +148,14 @@ func (s *Conn) tryRead(ds []Datagram) (int, unix.Errno) {
 		s.take(i, &ds[i])
 	}
 	return int(n), 0
+}
+
+// injected is what a test has a system call fail with instead; 0: it is made.
+func (s *Conn) injected(call uintptr) unix.Errno {
+	if s.fault == nil {
+		return 0
+	}
+	return s.fault(call)
 }
 
 // prepare points header i at the buffer of d, and beyond it at the overflow.

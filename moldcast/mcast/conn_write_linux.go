@@ -167,7 +167,11 @@ func (w *writer) source(i int, a netip.Addr) {
 func (s *Conn) flush(w *writer, k int) (sent int, first error) {
 	at, tries := 0, 0
 	for at < k {
-		n, _, errno := unix.Syscall6(unix.SYS_SENDMMSG, uintptr(s.fd), uintptr(unsafe.Pointer(&w.hdrs[at])), uintptr(k-at), unix.MSG_DONTWAIT|unix.MSG_NOSIGNAL, 0, 0)
+		var n uintptr
+		errno := s.injected(unix.SYS_SENDMMSG)
+		if errno == 0 {
+			n, _, errno = unix.Syscall6(unix.SYS_SENDMMSG, uintptr(s.fd), uintptr(unsafe.Pointer(&w.hdrs[at])), uintptr(k-at), unix.MSG_DONTWAIT|unix.MSG_NOSIGNAL, 0, 0)
+		}
 		if errno == 0 {
 			s.sent.Add(uint64(n))
 			sent += int(n)

@@ -188,6 +188,12 @@ func lineError(of int, name string, err error) error {
 	return fmt.Errorf("line %s: %w", name, err)
 }
 
+// NewTap is a Tap of one line, by its number, on a socket that is open.
+func NewTap(s Socket, line int) *Tap {
+	lines := []int{line}
+	return &Tap{Socket: s, lines: lines, groups: []tapGroup{{addr: s.LocalAddr(), lines: lines, any: line}}}
+}
+
 // LineName is how a line is called: A, B, … Z, then its number.
 func LineName(line int) string {
 	if line >= 0 && line < 26 {
