@@ -273,8 +273,9 @@ func (p *mergePace) check() error {
 	return nil
 }
 
-// did is called when n raw bytes were written. It rests as long as they took:
-// a merge takes half a processor at most, while nothing waits for it.
+// did is called when n raw bytes were written, or a block (0) was compared. It
+// rests as long as that took: a merge takes half a processor at most, while
+// nothing waits for it.
 func (p *mergePace) did(n int64) error {
 	p.left -= n
 	if err := p.check(); err != nil {

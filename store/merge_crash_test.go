@@ -192,8 +192,8 @@ func TestMergeCrash(t *testing.T) {
 	}
 }
 
-// Any operation on a file fails, once or from then on until the Writer is
-// closed: what cannot be merged is sealed as it is, and nothing is lost.
+// Any operation on a file fails, once, or all that write tables, or all that
+// write, from then on until the Writer is closed: what cannot be merged is sealed as it is, and nothing is lost.
 func TestMergeFails(t *testing.T) {
 	want := unmerged(t)
 	_, ops, err := mergeRun(t, newMemFS(), func(int64, errorfs.Op) error { return nil })
@@ -202,19 +202,22 @@ func TestMergeFails(t *testing.T) {
 	}
 	step := int64(1)
 	if crashes() <= 60 {
-		step = 7
+		step = 3
 	}
 	var sealed, refused atomic.Int64
 	t.Run("op", func(t *testing.T) {
 		for at := int64(1); at <= ops; at += step {
-			for _, fault := range []error{syscall.EIO, syscall.ENOSPC} {
+			for _, fault := range []error{syscall.EIO, syscall.ENOSPC, syscall.EDQUOT} {
+				if fault != syscall.EIO && at%7 != 1 {
+					continue // each such run waits for seconds
+				}
 				t.Run(fmt.Sprintf("%d/%v", at, fault), func(t *testing.T) {
 					t.Parallel()
 					mem := newMemFS()
-					ever := fault == syscall.ENOSPC
+					ever := fault != syscall.EIO
 					ref, _, err := mergeRun(t, mem, func(n int64, op errorfs.Op) error {
 						full := n >= at && op.Kind.ReadOrWrite() == errorfs.OpIsWrite && op.Kind != errorfs.OpRemove &&
-							(strings.Contains(op.Path, ".sst") || strings.Contains(op.Path, mergeFiles))
+							(fault == syscall.EDQUOT || strings.Contains(op.Path, ".sst") || strings.Contains(op.Path, mergeFiles))
 						if n == at {
 							t.Log(op.Kind, op.Path)
 						}

@@ -214,9 +214,11 @@ func TestMergeKeepsEverything(t *testing.T) {
 		o.BlockSize = rapid.SampledFrom([]int{1 << 10, 4 << 10}).Draw(rt, "block")
 		o.SegmentSize = rapid.SampledFrom([]int64{16 << 10, 1 << 20}).Draw(rt, "segment")
 		o.Sync, o.Wait = time.Hour, true
+		level := rapid.SampledFrom([]block.Level{block.Default, block.Fastest, block.Better, block.None}).Draw(rt, "level")
 		store := func(saves float64) (kept, int) {
 			o := o
 			o.FS, o.MergeSaves = vfs.NewMem(), saves
+			o.MergeLevel = level
 			if saves >= 0 {
 				o.BlockAge = time.Hour
 			}
@@ -445,6 +447,41 @@ func TestMergeLeavesDamage(t *testing.T) {
 				t.Fatalf("holes %v", h)
 			}
 		})
+	}
+}
+
+// narrowFS has room for little.
+type narrowFS struct {
+	vfs.FS
+	free uint64
+}
+
+func (f narrowFS) GetDiskUsage(string) (vfs.DiskUsage, error) {
+	return vfs.DiskUsage{AvailBytes: f.free, TotalBytes: 1 << 40}, nil
+}
+
+// Closing does not take long for a merge, and a disk is not filled by one.
+func TestMergeLeft(t *testing.T) {
+	for _, c := range []struct {
+		why     error
+		free    uint64
+		atClose int64
+	}{{errMergeClosing, 1 << 40, 1000}, {errMergeRoom, mergeSpare, mergeAtClose}, {nil, mergeSpare + 1<<20, mergeAtClose}} {
+		o := mergeOptions(narrowFS{vfs.NewMem(), c.free})
+		a := create(t, o)
+		w := writer(t, a, "S")
+		w.mergeAtClose = c.atClose
+		lateFills(t, w, mergedRange, 5, 4, 300)
+		if err := w.Close(); err != nil {
+			t.Fatal(err)
+		}
+		merged, left := merges(t, a, w.Ref())
+		if c.why == nil && len(merged) != 1 || c.why != nil && (len(left) != 1 || left[0] != c.why.Error()) {
+			t.Errorf("merged %v, left %v, want %v", merged, left, c.why)
+		}
+		check(t, view(t, a, w.Ref()), mergedRange)
+		verify(t, a)
+		a.Close()
 	}
 }
 

@@ -169,7 +169,7 @@ func (m *merger) write(pace *mergePace) error {
 	if err != nil {
 		return err
 	}
-	return m.readBack()
+	return m.readBack(pace)
 }
 
 func (m *merger) table(n int) (*tableOut, error) {
@@ -380,7 +380,7 @@ func (m *merger) looseMarks() error {
 
 // readBack reads the tables, and compares all that is in them with what the
 // segment holds.
-func (m *merger) readBack() error {
+func (m *merger) readBack(pace *mergePace) error {
 	m.idx = new(index)
 	sum := newMergeSum()
 	bodies := tablesIn{m: m, paths: m.bodies}
@@ -424,6 +424,9 @@ func (m *merger) readBack() error {
 				sum.mark(x)
 			}
 			m.idx.add(&h, id)
+			if err := pace.did(0); err != nil {
+				return err
+			}
 		default:
 			if !bytes.Equal(k, metaMerged) {
 				sum.record(k, v)
