@@ -287,9 +287,6 @@ func (r *reader) read(fn func(moldcast.Messages), rec Recording, q moldcast.Seq,
 		return hole, false, err
 	}
 	forGood = missing.Hole.Reason != moldcast.NotCaptured || !rec.Growing()
-	if _, ended := rec.Ended(); ended {
-		forGood = true
-	}
 	return moldcast.Range{First: q, Next: missing.Hole.Range.Next}, forGood, nil
 }
 

@@ -27,8 +27,8 @@ type Recording interface {
 	// record.
 	Ended() (end moldcast.Seq, ok bool)
 
-	// Growing reports that it is still being written: a missing range with no
-	// reason on record may yet be filled.
+	// Growing reports that it is still being written, its end being on record or
+	// not: a missing range with no reason on record may yet be filled.
 	Growing() bool
 }
 

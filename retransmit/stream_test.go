@@ -312,6 +312,31 @@ func TestStreamAtHoles(t *testing.T) {
 		}()
 		a.run(nil).check(t, 1, 100)
 	})
+	// That the end is on record makes no hole of what is being repaired; that
+	// nobody repairs it any more does.
+	for _, repaired := range []bool{true, false} {
+		v = &tape{first: 1, head: 100, end: 100, growing: true, holes: []moldcast.Hole{hole}}
+		world(t, v, StreamConfig{}, func(t *testing.T, s *StreamServer, p *pipes) {
+			a := connect(p, soup.Login{Session: day1, Seq: 1})
+			at50 := connect(p, soup.Login{Session: day1, Seq: 50})
+			var all sync.WaitGroup
+			all.Go(func() { a.run(nil) })
+			all.Go(func() { at50.run(nil) })
+			<-time.After(20 * time.Second)
+			v.set(func() {
+				if v.growing = false; repaired {
+					v.holes = nil
+				}
+			})
+			all.Wait()
+			if repaired {
+				a.check(t, 1, 100)
+				at50.check(t, 50, 100)
+			} else if a.check(t, 1, 50); a.hole != hole.Range || at50.hole != hole.Range || a.end != 0 {
+				t.Errorf("holes %v %v, end %d", a.hole, at50.hole, a.end)
+			}
+		})
+	}
 }
 
 // One that reads nothing is disconnected, and told; it does not hold up

@@ -443,7 +443,11 @@ func (n *captureNode) answer(node *config.Node, requests, streams string, archiv
 		n.background(srv.Run, "retransmit")
 	}
 	stream := streamFlags{listen: streams, readers: node.RecoveryReaders}
-	srv, err := stream.server(src.recordings(streamed...), node.Admission().Allow, n.env.log)
+	recordings := src.recordings(streamed...)
+	for _, c := range node.Channels {
+		recordings.captured = append(recordings.captured, c.Name)
+	}
+	srv, err := stream.server(recordings, node.Admission().Allow, n.env.log)
 	if err != nil {
 		return "", "", err
 	}

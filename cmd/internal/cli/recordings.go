@@ -18,6 +18,7 @@ import (
 type recordings struct {
 	source   *Source
 	channels []string // empty: all of source
+	captured []string // that this process captures
 
 	mu    sync.Mutex
 	views map[*store.View]*recording
@@ -47,7 +48,7 @@ func (k *recordings) Recording(name moldcast.Session) (moldcast.Session, retrans
 	defer k.mu.Unlock()
 	r := k.views[view]
 	if r == nil {
-		r = &recording{View: view, source: k.source}
+		r = &recording{View: view, source: k.source, captured: slices.Contains(k.captured, ref.Channel)}
 		k.views[view] = r
 	}
 	return ref.Session, r, nil
@@ -91,7 +92,8 @@ func (k *recordings) find(name moldcast.Session) (ref store.Ref, view *store.Vie
 // recording is a store's view as the stream wants it.
 type recording struct {
 	*store.View
-	source *Source
+	source   *Source
+	captured bool // its channel is, by this process
 
 	mu      sync.Mutex
 	looked  time.Time
@@ -102,10 +104,17 @@ type recording struct {
 const growingFor = time.Second
 
 func (r *recording) Growing() bool {
+	ref := r.Ref()
 	r.source.mu.Lock()
-	_, live := r.source.mu.live[r.Ref()]
+	_, live := r.source.mu.live[ref]
+	// Before the session is heard again, after a restart, it is not written, but
+	// what it lacks will be asked for.
+	newest := r.captured && r.source.newestLocked(ref.Channel) == ref
 	r.source.mu.Unlock()
 	if live {
+		return true
+	}
+	if _, ended := r.Ended(); newest && !ended {
 		return true
 	}
 	r.mu.Lock()

@@ -174,6 +174,20 @@ type chosen struct {
 	channel []string // all that hold it
 }
 
+// newestLocked is what was written last of a channel.
+// REQUIRES: s.mu is held.
+func (s *Source) newestLocked(channel string) store.Ref {
+	var newest candidate
+	for _, cs := range s.candidatesLocked() {
+		for _, c := range cs {
+			if c.ref.Channel == channel && (newest.ref == (store.Ref{}) || c.rank > newest.rank || c.rank == newest.rank && c.written > newest.written) {
+				newest = c
+			}
+		}
+	}
+	return newest.ref
+}
+
 // rebuildLocked makes a new table. It returns what there is to say.
 // REQUIRES: s.mu is held.
 func (s *Source) rebuildLocked() []chosen {

@@ -92,6 +92,28 @@ func TestSourceChoice(t *testing.T) {
 	}
 }
 
+// What was written last of a channel: it goes on when it is heard again.
+func TestNewest(t *testing.T) {
+	info := func(ref string, state store.State, last int64) store.Info {
+		r, at := testRef(t, ref), time.Unix(last, 0)
+		return store.Info{Channel: r.Channel, Session: r.Session.String(), Take: r.Take, State: state, LastTime: &at}
+	}
+	s := NewSource(nil, nil, slog.New(slog.DiscardHandler))
+	if got := s.newestLocked("a"); got != (store.Ref{}) {
+		t.Errorf("%v of nothing", got)
+	}
+	s.mu.infos = []store.Info{info("a/S1", store.Opened, 5), info("a/S2", store.Opened, 7), info("a/S1@2", store.Opened, 6), info("b/S3", store.Opened, 9)}
+	for _, want := range []string{"a/S2", "b/S3"} {
+		if got := s.newestLocked(want[:1]); got != testRef(t, want) {
+			t.Errorf("%v, want %s", got, want)
+		}
+	}
+	s.mu.live[testRef(t, "a/S0")] = liveView{order: 1}
+	if got := s.newestLocked("a"); got != testRef(t, "a/S0") {
+		t.Errorf("%v, want what is written now", got)
+	}
+}
+
 func testRef(t *testing.T, name string) store.Ref {
 	t.Helper()
 	r := store.Ref{Take: 1}
