@@ -117,12 +117,23 @@ func scenarios() []scenario {
 		of("a restarted server has forgotten", func(x *scenario) {
 			x.lines = []link{{pack: 10, down: []window{{0.3, 0.5}}}}
 			x.servers = []serving{{restart: 0.4}}
-			x.tune = func(c *Config) { c.NakBudget = 2 * time.Second }
-			x.requests, x.after, x.waiting = 2.5, 4*time.Second, 64<<10 // answers wait too
+			x.tune = func(c *Config) { c.NakBudget = 10 * time.Second }
+			x.requests, x.after, x.waiting = 25, 20*time.Second, 64<<10 // answers wait too
 			x.lost = func(w *world) moldcast.Range {
 				first := w.seen[sess].Missing(moldcast.Range{First: 1, Next: w.n + 1})[0].First
 				return moldcast.Range{First: first, Next: w.low}
 			}
+		}),
+		of("a server lacks some of what is missing", func(x *scenario) {
+			x.lines, x.servers = []link{{down: []window{{0.3, 0.5}}}}, []serving{{lacks: []window{{0.4003, 0.4103}}}}
+			x.tune = func(c *Config) { c.NakBudget = 4 * time.Second }
+			x.requests, x.after, x.waiting = 8, 10*time.Second, 64<<10
+			x.lost = func(w *world) moldcast.Range { return w.messagesOf(x.servers[0].lacks[0]) }
+		}),
+		of("two servers lack different parts of what is missing", func(x *scenario) {
+			x.lines = []link{{down: []window{{0.3, 0.5}}}}
+			x.servers = []serving{{lacks: []window{{0.31, 0.3503}, {0.4, 0.4301}}}, {lacks: []window{{0.3503, 0.4}, {0.45, 0.4507}}}}
+			x.requests, x.after, x.waiting = 8, 10*time.Second, 64<<10
 		}),
 		of("a server with a short ring begins anew", func(x *scenario) {
 			x.lines, x.servers = []link{loss(0.02, 1)}, []serving{{ring: 1000, deaf: 0.2, restart: 0.5}}

@@ -72,6 +72,7 @@ type serving struct {
 	silent            []window      // it does nothing
 	restart           float64       // from then on it has only what is sent later; 0: never
 	think             time.Duration // before an answer
+	lacks             []window      // messages, by their share of a session
 }
 
 type step struct {
@@ -160,6 +161,12 @@ func (w *world) in(ws []window) bool {
 		}
 	}
 	return false
+}
+
+// messagesOf is a share of the messages of a session.
+func (w *world) messagesOf(x window) moldcast.Range {
+	at := func(f float64) moldcast.Seq { return 1 + moldcast.Seq(f*float64(w.n)) }
+	return moldcast.Range{First: at(x.from), Next: at(x.to)}
 }
 
 // until sleeps until a time from the start.
@@ -360,7 +367,18 @@ func (w *world) serve(i int, x serving, e *mcast.Endpoint) {
 			if w.in(x.silent) || !heard || !brought || r.First < first || r.First >= head {
 				continue
 			}
-			b := packetOf(r.Session, r.First, min(r.Range().Next, head, r.First+mostAnswer))
+			next, lacking := min(r.Range().Next, head, r.First+mostAnswer), false
+			for _, l := range x.lacks {
+				l := w.messagesOf(l)
+				lacking = lacking || l.Contains(r.First)
+				if l.First > r.First {
+					next = min(next, l.First)
+				}
+			}
+			if lacking {
+				continue
+			}
+			b := packetOf(r.Session, r.First, next)
 			for range 1 + map[bool]int{true: 1}[twice] {
 				_, _ = e.WriteBatch([]mcast.Datagram{{Data: b, Dst: d.Src}})
 			}

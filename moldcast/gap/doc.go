@@ -33,10 +33,12 @@
 // A sender keeps its newest messages only. How far below the head each server
 // still has them is learnt from what it answers and what not: see reach. What
 // lies deeper is not asked for, but probed for now and then: a little below what
-// was answered, down to the very next message, and anywhere. So the requests go to what can be got, the oldest
-// of it first, with a little lead before it goes too. A server that has
-// everything is asked for the oldest first; one that does not answer while
-// another does is passed over. A few requests lost by chance move nothing.
+// was answered, down to the very next message, and anywhere. So the requests go
+// to what can be got, the oldest of it first, with a little lead before it goes
+// too. A server that has everything is asked for the oldest first; one that does
+// not answer while another does is passed over. A few requests lost by chance
+// move nothing. A server answers from the first message on or not at all: what
+// was asked for in vain is now and then asked for from farther on, see skip.
 //
 // # How often it is asked
 //

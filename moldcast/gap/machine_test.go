@@ -255,3 +255,24 @@ func TestGapsSay(t *testing.T) {
 		return true
 	})
 }
+
+// What is asked for in vain is asked for from farther on, as far as its last
+// message; most requests are for all of it.
+func TestSkip(t *testing.T) {
+	for _, n := range []uint64{1, 2, 3, 20, 65534} {
+		whole, last := 0, false
+		for try := 1; try <= 60; try++ {
+			left := n - skip(try, n)
+			if left < 1 || left > n || try < 6 && left != n {
+				t.Fatalf("%d of %d are asked for at try %d", left, n, try)
+			}
+			if left == n {
+				whole++
+			}
+			last = last || left == 1
+		}
+		if whole < 40 || !last {
+			t.Errorf("of %d messages all are asked for %d times of 60; the last alone: %v", n, whole, last)
+		}
+	}
+}

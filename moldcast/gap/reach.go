@@ -233,8 +233,8 @@ func (m *Machine) serverFor(p *piece) int {
 // unanswered takes note that a flight brought no answer.
 func (m *Machine) unanswered(fl *flight) {
 	s := &m.servers[fl.server]
-	lost := s.miss(depth(fl.head, fl.rng.First), fl.sent)
-	if d := depth(fl.head, fl.rng.First); d < s.gone {
+	lost := s.miss(depth(fl.head, fl.from), fl.sent)
+	if d := depth(fl.head, fl.from); d < s.gone {
 		m.rate.miss(lost && fl.try == 1)
 	}
 	m.rate.judge(m.now, s.rtt, s.base)
@@ -268,7 +268,7 @@ func (m *Machine) answeredFlight(server int, fl *flight, p *piece) {
 	case !fl.answered:
 		fl.answered = true
 		was := s.held
-		s.answer(depth(fl.head, fl.rng.First), fl.sent)
+		s.answer(depth(fl.head, fl.from), fl.sent)
 		m.rate.answer(fl.try == 1 && s.held == was)
 		if fl.scout > 0 {
 			x := &m.scouts[fl.scout]

@@ -1,6 +1,9 @@
 package gap
 
-import "time"
+import (
+	"math/bits"
+	"time"
+)
 
 // Request is what to ask whom.
 type Request struct {
@@ -12,6 +15,7 @@ type Request struct {
 // flight is a request that is unanswered.
 type flight struct {
 	rng    Range
+	from   Seq // what was asked for begins here: above rng.First when that was asked for in vain
 	head   Seq // when it was sent
 	sent   Instant
 	retry  Instant // when it is sent again, unless it is answered
@@ -430,7 +434,23 @@ func (m *Machine) ask(now Instant, i, c int, s scout) Request {
 	if p.span == 0 || p.span > uint16(r.Len()) {
 		p.span = uint16(r.Len())
 	}
-	return Request{Range: r, Server: server, Try: try}
+	fl.from = r.First
+	if s == inTurn {
+		fl.from += Seq(skip(try, r.Len()))
+	}
+	return Request{Range: Range{fl.from, r.Next}, Server: server, Try: try}
+}
+
+// skip is how many of n messages a request leaves out, as the try-th for them.
+// A server that lacks the first answers nothing, though it may have the rest:
+// from the sixth on every third request is for the last half, then the last
+// quarter, down to the last message, and so on.
+func skip(try int, n uint64) uint64 {
+	if try < 6 || try%3 != 0 || n < 2 {
+		return 0
+	}
+	levels := bits.Len64(n) - 1
+	return n - n>>(1+(try/3-2)%levels)
 }
 
 // blindSpan is how far apart gaps may be that one request covers while it is
@@ -517,7 +537,7 @@ func (m *Machine) Answered(now Instant, server int, r Range) {
 	}
 	f := p.flight
 	fl := &m.flights[f]
-	if r.First <= fl.rng.First {
+	if r.First <= fl.from {
 		m.answeredFlight(server, fl, p)
 	}
 	// What answers an earlier request in full, late, says nothing about this
