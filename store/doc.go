@@ -96,7 +96,7 @@
 // # How a message becomes durable
 //
 //	Append     copies into the open block, under the session's lock; readable at once
-//	worker     compresses a block that is full (BlockSize)
+//	worker     compresses a block that is full (BlockSize): well, or fast while four wait for it
 //	committer  decides what is written: blocks as a table, or tail records to the log
 //	ingester   writes the bodies of a table, syncs and ingests it, then hands the
 //	           headers and the deletion of tail records to the log in one batch

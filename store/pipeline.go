@@ -57,7 +57,7 @@ func putJSON(b *pebble.Batch, key []byte, v any) error {
 
 // compress is a worker: it compresses blocks in the order in which they were
 // cut.
-func (w *Writer) compress(enc *block.Encoder) {
+func (w *Writer) compress(enc encoders) {
 	defer w.workers.Done()
 	s := w.s
 	s.mu.Lock()
@@ -71,12 +71,13 @@ func (w *Writer) compress(enc *block.Encoder) {
 		}
 		m := w.queue[0]
 		w.queue = slices.Delete(w.queue, 0, 1)
+		waiting := len(w.queue)
 		m.state = blockEncoding
 		if n := len(w.freeBufs); n > 0 {
 			m.buf, w.freeBufs = w.freeBufs[n-1], w.freeBufs[:n-1]
 		}
 		s.mu.Unlock()
-		err := m.encode(enc)
+		err := m.encode(enc.pick(waiting))
 		s.mu.Lock()
 		if err != nil {
 			// Only what was not framed can do this, and Append's callers

@@ -135,7 +135,7 @@ func (a *Archive) Writer(channel string, sess moldcast.Session, take int) (*Writ
 	w.publish()
 	s.mu.Unlock()
 	for range a.o.Workers {
-		enc, err := block.NewEncoder(block.EncoderOptions{BlockSize: min(a.o.BlockSize, block.MaxTarget)})
+		enc, err := newEncoders(min(a.o.BlockSize, block.MaxTarget))
 		if err != nil {
 			return nil, err // the options were checked
 		}

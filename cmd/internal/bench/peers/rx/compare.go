@@ -7,17 +7,15 @@ import (
 	"io"
 	"os"
 	"os/exec"
-	"slices"
 	"strconv"
 	"strings"
 	"syscall"
 	"time"
 
-	"golang.org/x/sys/unix"
+	"github.com/moldtape/moldtape/cmd/internal/bench/peers/harness"
 )
 
 const (
-	rounds = 5
 	bursts = 5 // a run; the first does not count
 	bound  = 60 * time.Second
 )
@@ -37,7 +35,7 @@ type peer struct {
 
 // compare runs every peer, in turn, rounds times, receiver and sender each on
 // a core of its own, and prints the goals of both sizes.
-func compare(args []string) error {
+func compare(rounds int, args []string) error {
 	self, err := os.Executable()
 	if err != nil {
 		return err
@@ -46,13 +44,12 @@ func compare(args []string) error {
 	if len(args) > 0 {
 		peers = append(peers, peer{"c", []string{args[0], group.Addr().String(), strconv.Itoa(int(group.Port())), strconv.Itoa(buffer / 2)}})
 	}
-	cores, err := twoCores()
+	cores, err := harness.TwoCores()
 	if err != nil {
 		return err
 	}
-	load, _ := os.ReadFile("/proc/loadavg")
-	fmt.Printf("load %.14s; %d bursts of %d datagrams a run, %d runs each, in turn; CPU of the receiver, medians\n\n", load, bursts-1, burst, rounds)
-	fmt.Printf("%-4s %-40s %11s %11s %14s\n", "goal", "what", "figure", "peer", "ratio")
+	fmt.Printf("receive: load %s; %d bursts of %d datagrams a run, %d runs each, in turn; CPU of the receiver a datagram, medians\n\n", harness.Load(), bursts-1, burst, rounds)
+	harness.Head()
 	for _, size := range []int{200, 1400} {
 		runs := make(map[string][]figures)
 		for range rounds {
@@ -69,24 +66,6 @@ func compare(args []string) error {
 	return nil
 }
 
-func twoCores() (pair [2]int, err error) {
-	var cores unix.CPUSet
-	if err := unix.SchedGetaffinity(0, &cores); err != nil {
-		return pair, err
-	}
-	if cores.Count() < 2 {
-		return pair, errors.New("two cores are needed: one receives, one sends")
-	}
-	n := 0
-	for c := 0; n < 2; c++ {
-		if cores.IsSet(c) {
-			pair[n] = c
-			n++
-		}
-	}
-	return pair, nil
-}
-
 // child is a program on a core of its own, driven by lines.
 type child struct {
 	cmd *exec.Cmd
@@ -95,7 +74,8 @@ type child struct {
 }
 
 func start(core int, argv ...string) (*child, error) {
-	c := &child{cmd: exec.Command("taskset", append([]string{"-c", strconv.Itoa(core)}, argv...)...)}
+	argv = harness.OnCore(core, argv...)
+	c := &child{cmd: exec.Command(argv[0], argv[1:]...)}
 	c.cmd.Stderr = os.Stderr
 	out, err := c.cmd.StdoutPipe()
 	if err != nil {
@@ -177,50 +157,43 @@ func burstOf(rx, tx *child) (string, error) {
 	return rx.ask()
 }
 
-func median(f []figures, of func(figures) float64) float64 {
-	var v []float64
-	for _, x := range f {
-		v = append(v, of(x))
-	}
-	slices.Sort(v)
-	return v[len(v)/2]
-}
-
 func report(size int, runs map[string][]figures) {
-	cpu := func(name string) float64 { return median(runs[name], func(f figures) float64 { return f.cpu }) }
-	verdict := func(ok bool) string {
-		if ok {
-			return "reached"
+	median := func(name string, of func(figures) float64) float64 {
+		var v []float64
+		for _, x := range runs[name] {
+			v = append(v, of(x))
 		}
-		return "NOT reached"
+		return harness.Median(v)
 	}
-	row := func(n, what, a, b string, ratio func(a, b float64) float64, want string, ok func(r float64) bool) {
+	cpu := func(name string) float64 { return median(name, func(f figures) float64 { return f.cpu }) }
+	row := func(n, what, a, b, sign string, want float64) {
 		what = fmt.Sprintf("%s, %d B", what, size)
 		if len(runs[b]) == 0 {
-			fmt.Printf("%-4s %-40s %8.3f µs %11s\n", n, what, cpu(a), "no peer")
+			harness.Alone(n, what, "%.3f µs", cpu(a), "no peer")
 			return
 		}
-		r := ratio(cpu(a), cpu(b))
-		fmt.Printf("%-4s %-40s %8.3f µs %8.3f µs %6.2f %s  %s\n", n, what, cpu(a), cpu(b), r, want, verdict(ok(r)))
+		ratio := cpu(a) / cpu(b)
+		if sign == "≥" { // speed
+			ratio = cpu(b) / cpu(a)
+		}
+		harness.Row(n, what, "%.3f µs", cpu(a), cpu(b), ratio, sign, want)
 	}
-	less := func(a, b float64) float64 { return a / b }
-	more := func(a, b float64) float64 { return b / a }
-	row("1", "ring : C recvmmsg(64), CPU", "ring", "c", less, "≤ 0.25", func(r float64) bool { return r <= 0.25 })
-	row("2", "udp : C recvmmsg(64), speed", "udp", "c", more, "≥ 0.90", func(r float64) bool { return r >= 0.9 })
-	row("2", "udp : x/net ReadBatch(64), speed", "udp", "xnet", more, "≥ 1.30", func(r float64) bool { return r >= 1.3 })
+	row("1", "ring : C recvmmsg(64), CPU", "ring", "c", "≤", 0.25)
+	row("2", "udp : C recvmmsg(64), speed", "udp", "c", "≥", 0.9)
+	row("2", "udp : x/net ReadBatch(64), speed", "udp", "xnet", "≥", 1.3)
 	for _, name := range []string{"ring", "udp", "xnet", "c"} {
-		f := runs[name]
-		if len(f) == 0 {
+		if len(runs[name]) == 0 {
 			continue
 		}
-		allocs, want := median(f, func(f figures) float64 { return f.allocs }), ""
-		if name == "udp" || name == "ring" { // the measurement makes some itself
-			want = "0  " + verdict(allocs < 0.001)
+		allocs := median(name, func(f figures) float64 { return f.allocs })
+		what := fmt.Sprintf("%s: allocations a datagram, %d B", name, size)
+		switch name {
+		case "udp", "ring": // the measurement makes some itself
+			harness.Alone("2", what, "%.4f", allocs, "0  "+harness.Reached(allocs < 0.001))
+		case "xnet":
+			harness.Alone("2", what, "%.4f", allocs, "")
 		}
-		if name != "c" {
-			fmt.Printf("%-4s %-40s %11.4f %11s %6s %s\n", "2", fmt.Sprintf("%s: allocations a datagram, %d B", name, size), allocs, "", "", want)
-		}
-		if lost := median(f, func(f figures) float64 { return f.lost }); lost > 0 {
+		if lost := median(name, func(f figures) float64 { return f.lost }); lost > 0 {
 			fmt.Printf("     %s lost %.2f %% of %d B\n", name, 100*lost, size)
 		}
 	}

@@ -1,9 +1,9 @@
 // rx measures what it costs to receive: moldtape's two back ends beside
 // golang.org/x/net's ReadBatch and a C program.
 //
-//	rx compare [C-PROGRAM]   runs all, in turn, and prints the goals
-//	rx ring|udp|xnet         one receiver
-//	rx send SIZE             the sender
+//	rx compare RUNS [C-PROGRAM]   runs all, in turn, so often, and prints the goals
+//	rx ring|udp|xnet              one receiver
+//	rx send SIZE                  the sender
 //
 // All but compare are driven by lines on stdin. The sender sends a burst for
 // each, then says so. A receiver takes in a burst, and prints how many
@@ -35,14 +35,17 @@ const buffer = 128 << 20
 func main() {
 	var err error
 	switch args := os.Args[1:]; {
-	case len(args) >= 1 && args[0] == "compare":
-		err = compare(args[1:])
+	case len(args) >= 2 && args[0] == "compare":
+		var runs int
+		if runs, err = strconv.Atoi(args[1]); err == nil {
+			err = compare(runs, args[2:])
+		}
 	case len(args) == 2 && args[0] == "send":
 		err = send(args[1])
 	case len(args) == 1:
 		err = receive(args[0])
 	default:
-		err = fmt.Errorf("want compare [C-PROGRAM], send SIZE, ring, udp or xnet")
+		err = fmt.Errorf("want compare RUNS [C-PROGRAM], send SIZE, ring, udp or xnet")
 	}
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "rx:", err)
