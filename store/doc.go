@@ -56,7 +56,7 @@
 // holes and the chain of seals outlive the segment. What it covers and nothing
 // else holds is pruned: known as held once, no hole, never stored again; reads
 // of it give *PrunedError. The session then begins at the lowest sequence that
-// is still held, or at its head. Numbers of segments are not used again.
+// is still held, or damaged, or at its head. Numbers of segments are not used again.
 //
 // 000001.leaves has the leaves of the content hash (package block) that the
 // segment held part of: whole ones as hashes; of a leaf that goes on beyond

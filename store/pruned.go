@@ -270,17 +270,23 @@ func (s *session) vanished(g *segment, err error) bool {
 // it. REQUIRES: mu.
 func (s *session) foreign(g *segment) bool { return s.w == nil && !g.sealed }
 
-// retained is the first sequence that is held, or the head where nothing is
-// any more. REQUIRES: mu; something was pruned.
+// retained is the first sequence that is held or damaged, or the head where
+// nothing is any more. REQUIRES: mu; something was pruned.
 func (s *session) retained() moldcast.Seq {
 	q := s.cov.Bounds().First
+	if len(s.lost) > 0 {
+		q = min(q, s.lost[0].r.First)
+	}
 	for {
 		part, gone := s.gone.Cut(moldcast.Range{First: q, Next: ^moldcast.Seq(0)})
 		if !gone {
 			held, ok := s.cov.Cut(part)
+			l := s.lostAt(q)
 			switch {
 			case ok:
 				return q
+			case l != nil && l.r.First < held.Next:
+				return max(q, l.r.First)
 			case held.Next == ^moldcast.Seq(0):
 				return s.cov.Bounds().Next
 			}

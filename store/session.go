@@ -113,8 +113,8 @@ const pieceCost = 48
 
 // first is where the session begins: the lowest of what is stored and what
 // Start put on record; without either, what a heartbeat said; else 0. Once
-// something was pruned, it is the lowest that is held: nothing lower is wanted
-// any more. REQUIRES: mu.
+// something was pruned, it is the lowest that is held or damaged: nothing lower
+// is wanted any more. REQUIRES: mu.
 func (s *session) first() moldcast.Seq {
 	if s.gone.Len() > 0 {
 		return s.retained()
