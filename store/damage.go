@@ -70,7 +70,7 @@ var (
 func isDamage(err error) bool {
 	var c *block.CorruptError
 	return errors.As(err, &c) || pebble.IsCorruptionError(err) || errors.Is(err, pebble.ErrNotFound) ||
-		errors.Is(err, errNoHeader) || errors.Is(err, errNotInBlock) || errors.Is(err, errWrongKey) || errors.Is(err, errNoBody) || errors.Is(err, errPanic) ||
+		errors.Is(err, errNoHeader) || errors.Is(err, errNotInBlock) || errors.Is(err, errWrongKey) || errors.Is(err, errNoBody) || errors.Is(err, errNothingLeft) || errors.Is(err, errPanic) ||
 		errors.As(err, new(recordedDamage))
 }
 

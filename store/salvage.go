@@ -34,7 +34,10 @@ type rawBlock struct {
 	at     int64
 }
 
-var errNotSalvaged = errors.New("not found in the files of the segment either")
+var (
+	errNotSalvaged = errors.New("not found in the files of the segment either")
+	errNothingLeft = errors.New("none of its blocks is found in its files")
+)
 
 // salvageSegment reads the files of a sealed segment whole. Errors are those
 // of the file system, and of the seal.
@@ -160,7 +163,9 @@ func (s *salvage) each(names []string, pattern string, fn func(name string, f vf
 		}
 	}
 	for _, name := range names {
-		if st, err := s.fs.Stat(s.fs.PathJoin(s.dir, name)); err != nil || st.IsDir() {
+		if st, err := s.fs.Stat(s.fs.PathJoin(s.dir, name)); err != nil {
+			return err
+		} else if st.IsDir() {
 			continue
 		}
 		if err := one(name); err != nil {
@@ -218,6 +223,9 @@ func (h *handle) fallBack(t *table) {
 	}
 	raw, err := h.salvage(t)
 	if err != nil || len(raw.blocks) == 0 {
+		if err == nil && h.err != nil { // whatever Pebble calls it
+			h.err = fmt.Errorf("%w: %w", errNothingLeft, h.err)
+		}
 		return
 	}
 	if h.err != nil {
