@@ -90,7 +90,7 @@ func (w *Writer) Captured(began, until moldcast.Stamp, stats []byte) {
 		return // it has no member that cannot be marshalled
 	}
 	s.captures = addCaptures(s.captures, []captureRecord{c})
-	w.records = append(w.records, record{captureKey(nil, c), b})
+	w.records = append(w.records, record{key: captureKey(nil, c), value: b})
 	w.touch()
 }
 

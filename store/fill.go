@@ -70,7 +70,7 @@ func (w *Writer) Filled(f Fill) {
 		return // it has no member that cannot be marshalled
 	}
 	s.fills = append(s.fills, r)
-	w.records = append(w.records, record{fillKey(nil, r), b})
+	w.records = append(w.records, record{key: fillKey(nil, r), value: b})
 	w.touch()
 }
 

@@ -87,7 +87,10 @@ type Writer struct {
 }
 
 // record is one metadata record.
-type record struct{ key, value []byte }
+type record struct {
+	key, value []byte
+	filled     moldcast.Range // of a hole record that says so
+}
 
 // Writer opens a recording for writing: take 0 is the newest, or the first.
 // It locks the session directory, and recovers what a writer before it left
@@ -393,14 +396,23 @@ func (w *Writer) store(q moldcast.Piece, patch bool) error {
 	return nil
 }
 
-// record takes up a hole record. REQUIRES: mu.
+// record takes up a hole record. What is filled piece by piece, one behind the
+// other, is one record for each time that records are written. REQUIRES: mu.
 func (w *Writer) record(h holeRecord) {
 	w.s.holes.put(h)
+	if n := len(w.records); h.Reason == holeFilled && n > 0 && w.records[n-1].filled.Next == h.First {
+		h.First = w.records[n-1].filled.First
+		w.records = w.records[:n-1]
+	}
 	b, err := json.Marshal(h)
 	if err != nil {
 		return // it has no member that cannot be marshalled
 	}
-	w.records = append(w.records, record{holeKey(nil, h), b})
+	r := record{key: holeKey(nil, h), value: b}
+	if h.Reason == holeFilled {
+		r.filled = h.rng()
+	}
+	w.records = append(w.records, r)
 	w.touch()
 }
 
