@@ -1,6 +1,7 @@
 package store
 
 import (
+	"errors"
 	"fmt"
 	"slices"
 	"time"
@@ -33,6 +34,7 @@ const (
 
 	retryFirst = 100 * time.Millisecond // after a failed write
 	retryMost  = 5 * time.Second
+	roomEvery  = 500 * time.Millisecond // whether there is room again
 
 	sealRetry = 5 * time.Second
 
@@ -84,6 +86,8 @@ type committer struct {
 	lines    map[*segment][]lineCount // of those blocks and all before
 	failWait time.Duration
 	failAt   time.Time // of the next try after a failure
+	roomAt   time.Time // of the next look for room, before that
+	starved  bool      // there was none at the last
 	tries    int       // while closing
 	looked   time.Time // when the archive was last seen to be there
 
@@ -232,6 +236,13 @@ func maxTime(a, b time.Time) time.Time {
 	return b
 }
 
+func minTime(a, b time.Time) time.Time {
+	if a.Before(b) {
+		return a
+	}
+	return b
+}
+
 // dirtyNow reports whether the facts wait for a segment that is there.
 // REQUIRES: mu.
 func (w *Writer) dirtyNow(c *committer) bool { return w.dirty && c.cur != nil }
@@ -322,8 +333,8 @@ func (c *committer) heal() (giveUp bool, at time.Time) {
 		c.failWait = retryFirst
 		c.failAt = now.Add(c.failWait)
 	}
-	if now.Before(c.failAt) && !(closing && c.tries == 0) {
-		return false, c.failAt
+	if now.Before(c.failAt) && !(closing && c.tries == 0) && !c.relieved(now) {
+		return false, minTime(c.failAt, c.roomAt)
 	}
 	s.mu.Lock()
 	full := isNoRoom(w.err)
@@ -355,9 +366,13 @@ func (c *committer) heal() (giveUp bool, at time.Time) {
 				return true, time.Time{}
 			}
 		}
-		c.failWait = min(2*c.failWait, retryMost)
-		if closing {
+		switch {
+		case closing:
 			c.failWait = retryFirst
+		case errors.Is(err, errNoRoom) || w.a.present() != nil:
+			c.failWait = min(2*c.failWait, roomEvery) // nothing was written
+		default:
+			c.failWait = min(2*c.failWait, retryMost)
 		}
 		c.failAt = time.Now().Add(c.failWait)
 		w.fail(err)
@@ -406,6 +421,18 @@ func (c *committer) heal() (giveUp bool, at time.Time) {
 	c.failAt = now.Add(c.failWait)
 	w.signal()
 	return false, time.Time{}
+}
+
+// relieved reports whether there is room again, or the archive, where there
+// was none at the look before.
+func (c *committer) relieved(now time.Time) bool {
+	if now.Before(c.roomAt) {
+		return false
+	}
+	c.roomAt = now.Add(roomEvery)
+	was := c.starved
+	c.starved = c.w.a.present() != nil || c.w.a.room() != nil
+	return was && !c.starved
 }
 
 // begin opens the first segment of this writer.

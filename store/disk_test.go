@@ -8,6 +8,7 @@ import (
 	"sync/atomic"
 	"syscall"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/cockroachdb/pebble/v2/vfs"
@@ -30,61 +31,66 @@ func TestDiskFailsAtEveryCall(t *testing.T) {
 		for name, kind := range kinds {
 			t.Run(fmt.Sprintf("%s/%d", name, int(no)), func(t *testing.T) {
 				t.Parallel()
-				var on atomic.Bool
-				o := testOptions(errorfs.Wrap(newMemFS(), errorfs.InjectorFunc(func(op errorfs.Op) error {
-					if on.Load() && op.Kind == kind && strings.Contains(op.Path, ".seg") {
-						return no
-					}
-					return nil
-				})))
-				o.QueueBytes = 128 << 10
-				a := create(t, o)
-				w := writer(t, a, "S")
-				r := moldcast.Range{First: 100, Next: 600}
-				fillRange(t, w, r, 5)
-				if err := w.Flush(context.Background()); err != nil {
-					t.Fatal(err)
-				}
-				on.Store(true)
-				full := false
-				deadline := time.Now().Add(20 * time.Second)
-				for r.Next < 8000 && time.Now().Before(deadline) {
-					_, err := w.Append(piece(r.Next, 5))
-					if errors.Is(err, ErrBusy) {
-						if _, _, e := w.Trouble(); e == nil {
-							continue // the disk is only slower than this loop
-						}
-						full = true
-						break
-					}
-					if err != nil {
-						t.Fatal(err)
-					}
-					r.Next += 5
-				}
-				check(t, w.View(), r)
-				if since, waiting, err := w.Trouble(); full && (err == nil || !errors.Is(err, no) || since.IsZero() || waiting < 64<<10) {
-					t.Errorf("trouble: since %v, %d bytes wait: %v", since, waiting, err)
-				}
-				_, stuck, _ := w.Watermarks()
-				if full && stuck == r.Next {
-					t.Error("all is durable")
-				}
-				on.Store(false)
-				until(t, "it writes again", func() bool { return w.Flush(context.Background()) == nil && w.Err() == nil })
-				if _, d, _ := w.Watermarks(); d != r.Next {
-					t.Errorf("durable %d, want %d", d, r.Next)
-				}
-				fillRange(t, w, moldcast.Range{First: r.Next, Next: r.Next + 500}, 7)
-				r.Next += 500
-				if err := w.Close(); err != nil {
-					t.Fatal(err)
-				}
-				verify(t, a)
-				check(t, view(t, a, w.Ref()), r)
+				synctest.Test(t, func(t *testing.T) { failsAtCalls(t, kind, no) })
 			})
 		}
 	}
+}
+
+func failsAtCalls(t *testing.T, kind errorfs.OpKind, no syscall.Errno) {
+	var on atomic.Bool
+	o := testOptions(errorfs.Wrap(newMemFS(), errorfs.InjectorFunc(func(op errorfs.Op) error {
+		if on.Load() && op.Kind == kind && strings.Contains(op.Path, ".seg") {
+			return no
+		}
+		return nil
+	})))
+	o.QueueBytes = 128 << 10
+	a := create(t, o)
+	defer a.Close()
+	w := writer(t, a, "S")
+	r := moldcast.Range{First: 100, Next: 600}
+	fillRange(t, w, r, 5)
+	if err := w.Flush(context.Background()); err != nil {
+		t.Fatal(err)
+	}
+	on.Store(true)
+	full := false
+	for begun := time.Now(); r.Next < 8000 && time.Since(begun) < 20*time.Second; {
+		_, err := w.Append(piece(r.Next, 5))
+		if errors.Is(err, ErrBusy) {
+			if _, _, e := w.Trouble(); e == nil {
+				time.Sleep(time.Millisecond) // the disk is only slower than this loop
+				continue
+			}
+			full = true
+			break
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		r.Next += 5
+	}
+	check(t, w.View(), r)
+	if since, waiting, err := w.Trouble(); full && (err == nil || !errors.Is(err, no) || since.IsZero() || waiting < 64<<10) {
+		t.Errorf("trouble: since %v, %d bytes wait: %v", since, waiting, err)
+	}
+	_, stuck, _ := w.Watermarks()
+	if full && stuck == r.Next {
+		t.Error("all is durable")
+	}
+	on.Store(false)
+	heals(t, w, retryMost+time.Second)
+	if _, d, _ := w.Watermarks(); d != r.Next {
+		t.Errorf("durable %d, want %d", d, r.Next)
+	}
+	fillRange(t, w, moldcast.Range{First: r.Next, Next: r.Next + 500}, 7)
+	r.Next += 500
+	if err := w.Close(); err != nil {
+		t.Fatal(err)
+	}
+	verify(t, a)
+	check(t, view(t, a, w.Ref()), r)
 }
 
 // smallDisk is full for segments while it is on, but for what the reserve
@@ -148,9 +154,12 @@ func TestReserveLetsClose(t *testing.T) {
 }
 
 // A seal uses the reserve at once, and makes it anew of what it freed.
-func TestReserveLetsSeal(t *testing.T) {
+func TestReserveLetsSeal(t *testing.T) { synctest.Test(t, reserveLetsSeal) }
+
+func reserveLetsSeal(t *testing.T) {
 	d := &smallDisk{files: "seal.json"}
 	a := create(t, reserveOptions(d))
+	defer a.Close()
 	w := writer(t, a, "S")
 	r := moldcast.Range{First: 1, Next: 10}
 	fillRange(t, w, r, 3)

@@ -263,7 +263,8 @@
 //
 // A write or sync that fails, or what Pebble calls fatal, marks the segment's
 // store as dead: it is fenced off the directory, and opened anew when writing
-// is tried again (after 0.1 s, doubling to 5 s). Until all that waited by then
+// is tried again (after 0.1 s, doubling to 5 s; within half a second of when
+// there is room again, or the archive, that was missing). Until all that waited by then
 // is durable, Err and Trouble say why; durable stands still, and what comes is
 // taken up to QueueBytes and served from memory. Blocks that were on their way
 // are written again, under the same keys and in the same segment, which is not
@@ -275,17 +276,20 @@
 // not even told: where it cannot close one or begin the next it panics without
 // a lock that its caller then unlocks, which ends the process.
 //
-// Pebble ends no open and no flush of a store while the disk is full: a segment
-// is opened for writing only while the archive is there, on a disk with room
-// for what its log holds and 4 MiB at least, and neither is waited for once a
-// write failed. An archive that was
+// Pebble ends no open, flush or Close of a store before its flushes succeed. So
+// once nobody reads what is behind the fence, any more or yet, it is told that
+// they do: nothing of that reaches the directory, and nothing is believed. What
+// is read fails instead, so that it stays in memory.
+//
+// A segment is opened for writing only while the archive is there, on a disk
+// with room for what its log holds and 4 MiB at least. An archive that was
 // unmounted or moved away is missed within a second of the next write; nothing
-// is made in its place.
+// is made in its place. Closing takes two tries, 0.1 s apart.
 //
 // Options.Reserve bytes of the disk are allocated to the file reserve. When a
 // seal finds the disk full, or a Writer is closed on a full one, the file is
 // removed and the write tried again at once. It is made anew after that seal,
-// and else as soon as there is room for two. What a Close could not write is
+// and else after the next where there is room for two. What a Close could not write is
 // counted in its error; the next capture has it repaired.
 //
 // # Processes

@@ -51,19 +51,16 @@ func (g *segment) notMade(fs vfs.FS, err error) bool {
 }
 
 const (
-	// openPatience is how long an open may take that nothing is known to ail,
-	// and openGrace one of which a write failed: Pebble tries that again for
-	// ever.
+	// openPatience is how long an open may take, and openGrace what is left of
+	// it once a write failed: behind its fence nothing waits for the disk.
 	openPatience = time.Minute
-	openGrace    = 50 * time.Millisecond
+	openGrace    = time.Second
 
 	openSpare = 1 << 20 // that must be free beyond what a log holds
 )
 
-// attempt is an open for writing on its way. Pebble opens a store only when
-// everything in its log was flushed, which on a disk that is full is never.
-// Such an open is left as it is, and joined by the next try: when there is
-// room, it ends by itself.
+// attempt is an open for writing on its way. Where the disk does not answer it
+// is left as it is, and joined by the next try.
 type attempt struct {
 	fence *fenceFS
 	log   *pebbleLog
@@ -119,7 +116,7 @@ func (g *segment) openStore(a *Archive, wake func()) (*attempt, error) {
 	}
 }
 
-// giveUp lets an open that is on its way reach nothing any more.
+// giveUp lets an open that is on its way reach nothing any more, and end.
 func (t *attempt) giveUp() {
 	t.fence.raise()
 	go func() {

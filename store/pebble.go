@@ -44,6 +44,7 @@ func pebbleOptions(fs vfs.FS, cache *pebble.Cache, log pebble.Logger) *pebble.Op
 		o.TargetFileSizes[i] = 64 << 20
 	}
 	o.FlushSplitBytes = 64 << 20
+	o.Experimental.CompactionScheduler = noCompactions{}
 	// Bodies are compressed already.
 	o.ApplyCompressionSettings(func() pebble.DBCompressionSettings { return pebble.DBCompressionNone })
 	o.Experimental.ValueSeparationPolicy = func() pebble.ValueSeparationPolicy {
@@ -54,6 +55,15 @@ func pebbleOptions(fs vfs.FS, cache *pebble.Cache, log pebble.Logger) *pebble.Op
 	}
 	return o
 }
+
+// noCompactions schedules nothing, as nothing is compacted. That of Pebble has
+// a goroutine, which stays where an open fails.
+type noCompactions struct{}
+
+func (noCompactions) Register(int, pebble.DBForCompaction)              {}
+func (noCompactions) Unregister()                                       {}
+func (noCompactions) TrySchedule() (bool, pebble.CompactionGrantHandle) { return false, nil }
+func (noCompactions) UpdateGetAllowedWithoutPermission()                {}
 
 // pebbleLog is the Logger of one open of one segment. Fatalf, which Pebble
 // expects not to return, marks the segment as dead in place of ending the
@@ -125,10 +135,10 @@ func (l *pebbleLog) fail(err error) {
 		l.err = err
 	}
 	l.mu.Unlock()
+	l.dead.Store(true) // before the fence, behind which nothing is to be believed
 	if l.fence != nil {
 		l.fence.up.Store(true)
 	}
-	l.dead.Store(true)
 	if first && l.down != nil {
 		close(l.down)
 	}
@@ -156,7 +166,8 @@ func openForWrite(dir string, fs *fenceFS, cache *pebble.Cache, log *pebbleLog) 
 			db, err = nil, panicked(r)
 		}
 		err = plain(err)
-		if err == nil && log.dead.Load() {
+		fs.opened()
+		if log.dead.Load() { // whatever came of it
 			err = log.Err()
 		}
 		if errors.Is(err, pebble.ErrDBDoesNotExist) {

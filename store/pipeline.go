@@ -251,6 +251,8 @@ func (w *Writer) finish(g *segment) {
 		if err == nil {
 			if released {
 				w.a.reserve.refill()
+			} else {
+				w.a.reserve.fill()
 			}
 			return
 		}

@@ -128,8 +128,8 @@ func guard(log *pebbleLog, fn func() error) (err error) {
 	if errors.Is(err, errPanic) {
 		log.fail(err)
 	}
-	if err == nil && log.dead.Load() {
-		err = log.Err()
+	if log.dead.Load() {
+		err = log.Err() // what failed first: behind the fence all does
 	}
 	return err
 }
@@ -148,7 +148,7 @@ func (g *segment) abandon() {
 }
 
 // retire gives up a store that failed, to open it anew. It is closed in the
-// background, where that is possible at all.
+// background.
 func (g *segment) retire() {
 	g.mu.Lock()
 	db, fence := g.db, g.fence

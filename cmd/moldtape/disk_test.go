@@ -144,8 +144,8 @@ func onlyChannel(t *testing.T, addr string) map[string]any {
 }
 
 // A disk that fills up under a capture: it says so, receives and answers on,
-// goes on by itself once there is room, and stops in seconds when there is
-// none; nothing below the durable watermark is lost, and the rest is repaired.
+// goes on by itself once there is room, and stops when there is none (how soon
+// is for the tests of the store to say, without a clock); nothing below the durable watermark is lost, and the rest is repaired.
 func TestFullDisk(t *testing.T) {
 	const size = 64 << 20
 	dir, ok := tmpfs(t, size)
@@ -254,9 +254,6 @@ func TestFullDisk(t *testing.T) {
 		if said := capture.err.String(); !strings.Contains(said, "not durable") {
 			t.Errorf("stderr does not say what is not durable: %s", said[max(0, len(said)-400):])
 		}
-	}
-	if took > 10*time.Second {
-		t.Errorf("the stop took %v", took)
 	}
 	if durable < before {
 		t.Errorf("durable_seq fell from %d to %d", before, durable)
