@@ -5,11 +5,13 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"net"
+	"net/netip"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/moldtape/moldtape/moldcast"
+	"github.com/moldtape/moldtape/moldcast/mcast"
 	"github.com/moldtape/moldtape/store"
 )
 
@@ -54,27 +56,30 @@ func holed(t *testing.T) *store.Writer {
 // and returns datagrams. It counts the requests.
 func answer(t *testing.T, fn func(moldcast.Request) [][]byte) *Server {
 	t.Helper()
-	c, err := net.ListenUDP("udp4", &net.UDPAddr{IP: net.IPv4(127, 0, 0, 1)})
+	sock, err := mcast.Listen(mcast.ListenConfig{Addr: netip.MustParseAddrPort("127.0.0.1:0")})
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { c.Close() })
+	return answerOn(t, sock, fn)
+}
+
+func answerOn(t *testing.T, sock mcast.Socket, fn func(moldcast.Request) [][]byte) *Server {
+	t.Cleanup(func() { sock.Close() })
 	go func() {
-		b := make([]byte, 64)
+		ds := make([]mcast.Datagram, 1)
 		for {
-			n, from, err := c.ReadFromUDPAddrPort(b)
-			if err != nil {
+			if _, err := sock.ReadBatch(ds); err != nil {
 				return
 			}
-			if r, err := moldcast.ParseRequest(b[:n]); err == nil {
+			if r, err := moldcast.ParseRequest(ds[0].Data); err == nil {
 				for _, d := range fn(r) {
-					_, _ = c.WriteToUDPAddrPort(d, from)
+					_, _ = sock.WriteBatch([]mcast.Datagram{{Data: d, Dst: ds[0].Src}})
 				}
 			}
 		}
 	}()
 	s, _ := moldcast.ParseSession("S")
-	return &Server{Session: s, Addr: c.LocalAddr().(*net.UDPAddr).AddrPort(), Budget: 500 * time.Millisecond, Log: slog.New(slog.DiscardHandler)}
+	return &Server{Session: s, Addr: sock.LocalAddr(), Budget: 500 * time.Millisecond, Log: slog.New(slog.DiscardHandler)}
 }
 
 // counted counts how often a Source is asked.
@@ -95,17 +100,27 @@ func TestForgetfulServer(t *testing.T) {
 		from, next moldcast.Seq
 		left       int
 	}{{51, 150, 0}, {1, 51, 1}} {
-		src := answer(t, func(r moldcast.Request) [][]byte {
-			if r.First < test.from || r.First >= test.next {
-				return nil
+		synctest.Test(t, func(t *testing.T) {
+			network, err := mcast.NewNetwork(mcast.NetworkConfig{Latency: time.Millisecond})
+			if err != nil {
+				t.Fatal(err)
 			}
-			return [][]byte{packet(r.Session, r.First, min(int(r.Count), 7, int(test.next-r.First)), message)}
+			sock, err := network.Listen(mcast.ListenConfig{})
+			if err != nil {
+				t.Fatal(err)
+			}
+			src := answerOn(t, sock, func(r moldcast.Request) [][]byte {
+				if r.First < test.from || r.First >= test.next {
+					return nil
+				}
+				return [][]byte{packet(r.Session, r.First, min(int(r.Count), 7, int(test.next-r.First)), message)}
+			})
+			src.Listen = func(c mcast.ListenConfig) (mcast.Socket, error) { return network.Listen(c) }
+			res, err := Run(t.Context(), holed(t), []Source{src}, slog.New(slog.DiscardHandler))
+			if err != nil || len(res.Remaining) != test.left {
+				t.Errorf("%d..%d: %+v %v", test.from, test.next-1, res, err)
+			}
 		})
-		src.Budget = time.Second // a busy machine answers late
-		res, err := Run(t.Context(), holed(t), []Source{src}, slog.New(slog.DiscardHandler))
-		if err != nil || len(res.Remaining) != test.left {
-			t.Errorf("%d..%d: %+v %v", test.from, test.next-1, res, err)
-		}
 	}
 }
 

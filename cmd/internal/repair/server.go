@@ -26,6 +26,9 @@ type Server struct {
 	Log     *slog.Logger
 	Clock   mcast.Clock // nil: the system's
 
+	// Listen makes the socket to ask from; nil: the system's.
+	Listen func(mcast.ListenConfig) (mcast.Socket, error)
+
 	heard bool // it has answered anything at all
 }
 
@@ -55,7 +58,11 @@ func (s *Server) Fetch(ctx context.Context, ranges []moldcast.Range, fn func(mol
 	if len(ranges) == 0 {
 		return nil
 	}
-	sock, err := mcast.Listen(mcast.ListenConfig{Log: s.Log})
+	listen := s.Listen
+	if listen == nil {
+		listen = func(c mcast.ListenConfig) (mcast.Socket, error) { return mcast.Listen(c) }
+	}
+	sock, err := listen(mcast.ListenConfig{Log: s.Log})
 	if err != nil {
 		return fmt.Errorf("socket: %w", err)
 	}
