@@ -214,7 +214,7 @@ func (c *Channel) engine(ctx context.Context) error {
 		switch {
 		case ctx.Err() != nil:
 			return nil
-		case c.cfg.UntilEnd && c.arb.Done():
+		case c.cfg.UntilEnd && c.arb.Final(now):
 			return nil
 		case c.cfg.EndTimeout > 0 && !busy && now-c.lastPacket >= moldcast.Instant(c.cfg.EndTimeout):
 			return fmt.Errorf("channel %s: %w %v", c.cfg.Channel, ErrEndTimeout, c.cfg.EndTimeout)

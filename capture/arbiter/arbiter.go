@@ -573,6 +573,13 @@ func (a *Arbiter) Done() bool {
 	return true
 }
 
+// Final reports that Done is not one packet's word: each end was heard twice, or
+// followed by silence for as long as three heartbeats. What the sender goes on
+// with after a forged end has come by then.
+func (a *Arbiter) Final(now moldcast.Instant) bool {
+	return a.Done() && !slices.ContainsFunc(a.order, func(s *Session) bool { return !a.endStands(now, s) })
+}
+
 // Flush stores everything that waits, as islands, and gives up held packets:
 // before a stop. False: the store refused some of it; call again.
 func (a *Arbiter) Flush(now moldcast.Instant) bool {
