@@ -48,6 +48,7 @@ func receive(how string) error {
 		took := cpu() - began
 		fmt.Printf("%d %.6f %d\n", got, took, mallocs()-allocs)
 	}
+	runtime.KeepAlive(sink)
 	return nil
 }
 
