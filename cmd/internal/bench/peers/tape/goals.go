@@ -146,10 +146,12 @@ func (b *bench) rates(f string, arms []arm, top float64, o options) ([]search, e
 			switch {
 			case err != nil:
 				return nil, err
-			case ok && (first || sent < rate*0.98):
+			case ok && first:
 				s.low, s.limit, s.done = sent, true, true
 			case ok:
-				s.low = rate
+				if s.low = max(s.low, sent); sent < rate*0.98 {
+					s.high = rate // the sender was kept from it: more is not shown
+				}
 			default:
 				s.high = sent
 			}
