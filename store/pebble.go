@@ -217,6 +217,7 @@ func openForRead(dir string, fs vfs.FS, cache *pebble.Cache, log *slog.Logger) (
 	}()
 	l := &pebbleLog{log: log}
 	o := pebbleOptions(sealedFS{fs}, cache, l)
+	o.Experimental.FileCacheShards = 1 // each is a goroutine, of each segment that is kept open
 	o.ReadOnly = true
 	o.EventListener = &pebble.EventListener{DataCorruption: l.corruption}
 	db, err = pebble.Open(dir, o)

@@ -120,7 +120,7 @@ func TestSoakRate(t *testing.T) {
 	defer r.line.Close()
 
 	const least, growth = 10_000, 1.5
-	step := min(max(*soakFor/15, 200*time.Millisecond), 2*time.Second)
+	step := min(max(*soakFor/15, 100*time.Millisecond), 2*time.Second)
 	r.publish(least, step) // the session is there, the rings are touched
 	var none float64       // the highest rate without a drop
 	for rate, slower := 4.0*least, 0; slower < 2; rate *= growth {
@@ -147,7 +147,7 @@ func TestSoakRate(t *testing.T) {
 	stopped := ""
 	if twice.dropped == 0 {
 		// The sender is no faster than the node: that is held up.
-		r.stall = max(step/2, 500*time.Millisecond)
+		r.stall = max(step/2, 300*time.Millisecond)
 		twice = r.publish(2*max(none, least), step+r.stall)
 		stopped = fmt.Sprintf(", the node stopped for %v of it,", r.stall)
 		if twice.dropped == 0 {

@@ -27,7 +27,7 @@ import (
 )
 
 var (
-	soakFor  = flag.Duration("soak", 3*time.Second, "how long TestSoak publishes to a node; that it is flat is judged from 1m on")
+	soakFor  = flag.Duration("soak", 2*time.Second, "how long TestSoak publishes to a node; that it is flat is judged from 1m on")
 	soakRate = flag.Float64("soak-rate", 20_000, "messages a second that it publishes, on each of two lines")
 )
 
@@ -108,6 +108,8 @@ type soak struct {
 	dir string
 	src *source
 
+	segment int // bytes, of a segment
+
 	node    *proc
 	addrs   map[string]string // flag of the node: the address it has
 	lines   []*net.UDPConn
@@ -131,7 +133,7 @@ func (s *soak) failf(format string, args ...any) {
 // start starts the node, at the addresses it had before.
 func (s *soak) start() {
 	args := []string{"capture", "--rerequest", s.src.addr(), "--until-end", "--strict", "--nak-budget", "5m",
-		"--segment-size", "32MiB", "--sync", "20ms", "--log-level", "warn"}
+		"--segment-size", fmt.Sprint(s.segment), "--sync", "20ms", "--log-level", "warn"}
 	lines := []any{"127.0.0.1:0", "127.0.0.2:0"}
 	if s.lines != nil {
 		lines = []any{s.lines[0].RemoteAddr().String(), s.lines[1].RemoteAddr().String()}
@@ -388,6 +390,9 @@ func TestSoak(t *testing.T) {
 func runSoak(t *testing.T, d, restart time.Duration) {
 	s := &soak{t: t, dir: t.TempDir(), stop: make(chan struct{}), done: make(chan struct{})}
 	s.src = newSourceOf(t, 1<<40, 0.1, 20, soakPacket)
+	// An archive keeps 64 sealed segments open: there are as many, and all else
+	// that fills once has, before it is to be flat.
+	s.segment = max(int(*soakRate*40*d.Seconds()/4/64), 256<<10)
 	s.start()
 	var over sync.Once
 	finish := func() { over.Do(func() { close(s.done) }); s.busy.Wait() }
@@ -481,7 +486,7 @@ func runSoak(t *testing.T, d, restart time.Duration) {
 		}
 		return
 	}
-	warm := samples[len(samples)*2/5:]
+	warm := samples[len(samples)/2:]
 	flat(t, "resident MiB", warm, func(u usage) float64 { return u.rss }, 0.1, 8)
 	flat(t, "goroutines", warm, func(u usage) float64 { return u.goroutines }, 0.1, 5)
 	flat(t, "files", warm, func(u usage) float64 { return u.files }, 0.1, 5)
