@@ -215,6 +215,12 @@
 // its stream, 64 KiB of messages and one record more at most, while no block
 // holds it. It is named by Verify, and kept.
 //
+// Pebble takes the first place in its log that is not sound for the end of it.
+// Where sound records lie behind, they are written again when the segment is
+// opened for writing, so that the damage costs what it hit: a stream of tail
+// records at most, as above, which is a hole where something behind it is held.
+// Verify names it before.
+//
 // Values are stored as they are, each in one piece, and so a flipped bit in what
 // Pebble keeps around them (manifest, options, indexes, footers, keys) costs no
 // message: what the store of a sealed segment does not give is looked for in its
@@ -316,8 +322,8 @@
 //
 //   - Nothing protects against a disk that loses what it confirmed, but the
 //     next Verify says so.
-//   - In a segment that was not sealed (after a crash) a flipped bit in Pebble's
-//     log costs what the log held after it.
+//   - In a segment that was not sealed (after a crash) a flipped bit in the last
+//     records of Pebble's log cannot be told from a torn write: it costs them.
 //   - A segment that is missing, or whose store cannot be opened at all, is
 //     named and left as it is (View.Faults); what it held is then missing,
 //     unless its seal says what it covers, or its files

@@ -188,7 +188,17 @@ func openForWrite(dir string, fs *fenceFS, cache *pebble.Cache, log *pebbleLog) 
 		BackgroundError: func(err error) { log.fail(fmt.Errorf("background: %w", plain(err))) },
 		DataCorruption:  log.corruption,
 	}
-	return pebble.Open(dir, o)
+	damage, err := readDamagedLog(fs, dir)
+	if err != nil && !isNotExist(err) {
+		return nil, err
+	}
+	if db, err = pebble.Open(dir, o); err != nil || damage == nil {
+		return db, err
+	}
+	n, err := damage.replay(db)
+	log.log.Error("the log of a segment is damaged: what lies behind that is written again; what does not come back is a hole", "file", damage.name,
+		"at", damage.at, "size", damage.size, "records", n)
+	return db, err
 }
 
 // flush writes what is in memory to tables, as Flush of Pebble does, which

@@ -671,6 +671,10 @@ func (v *verification) segment(ctx context.Context, c *checked, s *checkedSegmen
 		stray, err = v.strays(h.db, bodies)
 	}
 	if err == nil && !s.sealed {
+		// Who opens it for writing takes up what lies behind.
+		if d, err := readDamagedLog(v.a.o.FS, s.g.dir); err == nil && d != nil {
+			bad(moldcast.Range{}, "%v", d)
+		}
 		var tails []tailRecord
 		if tails, err = readTails(h.db, c.ref.Session, dec); err == nil {
 			for _, t := range tails {
