@@ -174,7 +174,7 @@ func (a *Archive) Close() error {
 		return writing
 	}
 	if err == nil {
-		_ = protect(func() error { a.pebbleCache.Unref(); return nil })
+		_ = protect(func() error { a.table.files.Unref(); a.pebbleCache.Unref(); return nil })
 	}
 	return err
 }

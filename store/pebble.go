@@ -217,8 +217,9 @@ func flush(db *pebble.DB, log *pebbleLog) error {
 }
 
 // openForRead opens the Pebble store at dir without a lock and without a
-// write; what is in its log is read into memory.
-func openForRead(dir string, fs vfs.FS, cache *pebble.Cache, log *slog.Logger) (db *pebble.DB, err error) {
+// write; what is in its log is read into memory. files is shared by all of an
+// archive, as cache is.
+func openForRead(dir string, fs vfs.FS, cache *pebble.Cache, files *pebble.FileCache, log *slog.Logger) (db *pebble.DB, err error) {
 	defer func() {
 		if r := recover(); r != nil {
 			db, err = nil, panicked(r)
@@ -227,7 +228,7 @@ func openForRead(dir string, fs vfs.FS, cache *pebble.Cache, log *slog.Logger) (
 	}()
 	l := &pebbleLog{log: log}
 	o := pebbleOptions(sealedFS{fs}, cache, l)
-	o.Experimental.FileCacheShards = 1 // each is a goroutine, of each segment that is kept open
+	o.FileCache = files
 	o.ReadOnly = true
 	o.EventListener = &pebble.EventListener{DataCorruption: l.corruption}
 	db, err = pebble.Open(dir, o)

@@ -340,6 +340,18 @@ func TestReadBesideWriter(t *testing.T) {
 	}
 }
 
+// anyOpen is a sealed segment that is open.
+func anyOpen(t *testing.T, a *Archive) *handle {
+	t.Helper()
+	a.table.mu.Lock()
+	defer a.table.mu.Unlock()
+	for _, h := range a.table.open {
+		return h
+	}
+	t.Fatal("no segment is open")
+	return nil
+}
+
 // Many more segments than may be open at a time.
 func TestManySegments(t *testing.T) {
 	o := testOptions(vfs.NewMem())
@@ -361,6 +373,10 @@ func TestManySegments(t *testing.T) {
 	a.table.mu.Unlock()
 	if open > maxOpenSegments {
 		t.Fatalf("%d segments are open", open)
+	}
+	// They share one bound of open files, so not one has files of its own.
+	if m := anyOpen(t, a).db.Metrics().FileCache; m.TableCount < int64(open)/2 || m.TableCount > maxOpenFiles {
+		t.Fatalf("%d tables are open in %d segments", m.TableCount, open)
 	}
 	if i := v.Info(); i.Segments != maxOpenSegments+10 {
 		t.Fatalf("%+v", i)

@@ -17,6 +17,10 @@ import (
 // exceed it.
 const maxOpenSegments = 64
 
+// maxOpenFiles bounds the tables and blob files of them all that are open: a
+// segment of the usual size has hundreds.
+const maxOpenFiles = 512
+
 // table is the sealed segments open for reading, shared by every reader of an
 // archive. While anybody uses one it is leased (see leaser), so that it is not
 // pruned; one that is merely kept open is not.
@@ -24,6 +28,7 @@ type table struct {
 	fs     vfs.FS
 	leaser leaser
 	cache  *pebble.Cache
+	files  *pebble.FileCache
 	log    *slog.Logger
 
 	noSalvage bool
@@ -54,7 +59,10 @@ type handle struct {
 }
 
 func newTable(fs vfs.FS, cache *pebble.Cache, log *slog.Logger) *table {
-	return &table{fs: fs, leaser: leaserOf(fs), cache: cache, log: log, open: map[*segment]*handle{}}
+	return &table{
+		fs: fs, leaser: leaserOf(fs), cache: cache, log: log, open: map[*segment]*handle{},
+		files: pebble.NewFileCache(1, maxOpenFiles),
+	}
 }
 
 // acquire opens g, or joins who does; release gives it back. The error wraps
@@ -95,7 +103,7 @@ func (t *table) acquire(g *segment) (*handle, error) {
 	leased := false
 	if h.err = h.lease.take(t.fs, t.leaser, g); h.err == nil {
 		leased = true
-		h.db, h.err = openForRead(g.dir, t.fs, t.cache, t.log.With("segment", g.name))
+		h.db, h.err = openForRead(g.dir, t.fs, t.cache, t.files, t.log.With("segment", g.name))
 	}
 	if h.err == nil {
 		if h.idx, h.err = readIndex(h.db, g.id.Session, nil); h.err == nil {
