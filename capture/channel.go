@@ -139,8 +139,8 @@ func (c *Channel) Run(ctx context.Context) (Status, error) {
 }
 
 // readOut takes what the kernel had received when the stop came: until the
-// receive threads have found nothing for a while, stopQuiet, or stopLimit has
-// passed on a line that never falls silent.
+// receive threads have found nothing for a while, stopQuiet, and their sockets
+// are empty, or stopLimit has passed on a line that never falls silent.
 func (c *Channel) readOut() {
 	end := time.After(stopLimit)
 	for {
@@ -155,8 +155,10 @@ func (c *Channel) readOut() {
 		select {
 		case <-signal:
 		case <-quiet.C:
-			c.wake.Disarm()
-			return
+			if c.idle() {
+				c.wake.Disarm()
+				return
+			}
 		case <-end:
 			c.wake.Disarm()
 			return
@@ -298,6 +300,16 @@ func (c *Channel) waiting() bool {
 		}
 	}
 	return c.asks != nil && !c.asks.Ring().Empty()
+}
+
+// idle reports whether the receive threads have read all there is.
+func (c *Channel) idle() bool {
+	for _, t := range c.lines {
+		if !t.rx.Idle() {
+			return false
+		}
+	}
+	return c.asks == nil || c.asks.Idle()
 }
 
 // failed is the error of a receive thread that ended by itself.

@@ -23,6 +23,7 @@ type tap struct {
 // receiver is an mcast.RX, or an mcast.Branch.
 type receiver interface {
 	Ring() *mcast.Ring
+	Idle() bool
 	Socket() mcast.Socket
 	Counters() mcast.RXCounters
 	Err() error

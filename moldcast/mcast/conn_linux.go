@@ -28,8 +28,9 @@ type Conn struct {
 	ifIndex int         // the one interface that it hears; 0: each datagram tells
 	link    *link       // owned by the reading goroutine; nil: not watched
 
-	rd *reader      // owned by the one reading goroutine
-	wr chan *writer // free ones
+	rd     *reader      // owned by the one reading goroutine
+	parked atomic.Bool  // that has found nothing, and waits
+	wr     chan *writer // free ones
 
 	fault func(call uintptr) unix.Errno // nil but in tests, see injected
 

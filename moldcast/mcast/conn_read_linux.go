@@ -63,7 +63,9 @@ func (s *Conn) ReadBatch(ds []Datagram) (int, error) {
 		case s.closed():
 			return 0, net.ErrClosed
 		case errno == unix.EAGAIN:
+			s.parked.Store(true)
 			s.waitRead()
+			s.parked.Store(false)
 			if s.closed() {
 				return 0, net.ErrClosed
 			}
@@ -79,6 +81,18 @@ func (s *Conn) ReadBatch(ds []Datagram) (int, error) {
 			}
 		}
 	}
+}
+
+// idle implements idler.
+func (s *Conn) idle() bool {
+	if !s.enter() {
+		return true
+	}
+	defer s.leave()
+	// In this order: what was read before has been given on when the reader
+	// is back.
+	n, err := unix.IoctlGetInt(s.fd, unix.SIOCINQ)
+	return (err != nil || n == 0) && s.parked.Load()
 }
 
 // ours reports whether errno says that the call was wrong: going on would

@@ -463,3 +463,25 @@ func FuzzControl(f *testing.F) {
 		}
 	})
 }
+
+// A socket is idle when what came was read, and its reader is back.
+func TestConnIdle(t *testing.T) {
+	in := must[*Conn](t)(Listen(ListenConfig{Addr: loopback}))
+	out := dial(t, in.LocalAddr(), SendConfig{})
+	must[int](t)(out.Send([][]byte{[]byte("1"), []byte("2")}))
+	if in.idle() {
+		t.Error("idle with two datagrams to be read")
+	}
+	read(t, in, 2, 8)
+	if in.idle() {
+		t.Error("idle while what was read may not be given on")
+	}
+	rx := StartRX(in, NewRing(0, 0), NewWake(), nil)
+	for !rx.Idle() {
+		time.Sleep(time.Millisecond)
+	}
+	rx.Close()
+	if !rx.Idle() {
+		t.Error("not idle after Close")
+	}
+}

@@ -73,6 +73,19 @@ func (r *RX) Err() error {
 	return nil
 }
 
+// Idle reports whether all that the socket had received is in the ring; true
+// where the socket cannot tell.
+func (r *RX) Idle() bool { return idle(r.sock) }
+
+// idler is a socket that can tell whether all that came was read, and given on:
+// its reader has come back for more.
+type idler interface{ idle() bool }
+
+func idle(s Socket) bool {
+	i, ok := s.(idler)
+	return !ok || i.idle()
+}
+
 // Close closes the socket and returns when the thread has ended. What is in
 // the ring stays there to be popped; when Pop has returned nil the socket's
 // memory is given back: Ring.Discard does that for an engine that has ended.

@@ -82,6 +82,10 @@ func (b *Branch) Err() error {
 	return nil
 }
 
+// Idle reports whether all that the socket had received is in the rings; true
+// where the socket cannot tell.
+func (b *Branch) Idle() bool { return idle(b.split.sock) }
+
 // Close ends the delivery to b. What is in the ring stays there to be popped.
 func (b *Branch) Close() error {
 	if b.closed.Swap(true) {
