@@ -18,6 +18,7 @@ const (
 	fetchFull   = 10 * time.Millisecond // before a store that was full is tried again
 	silentAfter = 2 * time.Second       // without a message requests take over …
 	silentLimit = 10 * time.Second      // … and after this the next peer does
+	proofAfter  = time.Second           // without a message a peer has nothing to be proven by yet
 	writeLimit  = 5 * time.Second
 	mostSaid    = 3 // debug packets of one connection that are logged
 )
@@ -40,6 +41,9 @@ type stream struct {
 	mute bool             // the engine was told of silence
 	said int              // debug packets
 	o    outcome
+
+	// What is compared, not fetched; empty on the connection that fetches.
+	proof moldcast.Range
 }
 
 // run fetches, and tells the engine how that ended.
@@ -49,6 +53,16 @@ func (f *fetch) run(ctx context.Context) {
 }
 
 func (f *fetch) pull(ctx context.Context) outcome {
+	if !f.proof.Empty() {
+		if o := f.connect(ctx, f.proof.First, f.proof); o.err != nil {
+			return o
+		}
+	}
+	return f.connect(ctx, f.from, moldcast.Range{})
+}
+
+// connect reads the stream from a sequence on.
+func (f *fetch) connect(ctx context.Context, from moldcast.Seq, proof moldcast.Range) outcome {
 	conn, err := f.c.cfg.DialRecovery(ctx, f.addr)
 	if err != nil {
 		return outcome{err: err}
@@ -56,7 +70,7 @@ func (f *fetch) pull(ctx context.Context) outcome {
 	defer conn.Close()
 	defer context.AfterFunc(ctx, func() { conn.Close() })()
 	now := f.c.clock.Now()
-	s := &stream{f: f, conn: conn, last: now, m: soup.NewClient(now, soup.Login{Session: f.name, Seq: f.from})}
+	s := &stream{f: f, conn: conn, last: now, m: soup.NewClient(now, soup.Login{Session: f.name, Seq: from}), proof: proof}
 	err = s.read()
 	if err == nil {
 		s.m.Logout()
@@ -93,6 +107,8 @@ func (s *stream) read() error {
 			return fmt.Errorf("connection lost: %w", err)
 		}
 		switch quiet := time.Duration(now - s.last); {
+		case quiet >= proofAfter && !s.proof.Empty():
+			return nil
 		case quiet >= silentLimit:
 			return errMute
 		case quiet >= silentAfter && !s.mute:
@@ -107,6 +123,9 @@ func (s *stream) read() error {
 // event handles one. on: read on.
 func (s *stream) event(now moldcast.Instant, e *soup.Event) (on bool, err error) {
 	f := s.f
+	if !s.proof.Empty() {
+		return s.prove(now, e)
+	}
 	switch e.Kind {
 	case soup.Accepted:
 		s.last = now
@@ -135,6 +154,28 @@ func (s *stream) event(now moldcast.Instant, e *soup.Event) (on bool, err error)
 			break
 		}
 		f.c.cfg.Log.Info("recovery: the peer says", "channel", f.c.cfg.Channel, "session", f.name, "peer", f.addr, "text", e.Text)
+	}
+	return true, nil
+}
+
+// prove handles one while messages are only compared. A peer that has none of
+// them, or not yet, cannot be proven, and is believed. on: read on.
+func (s *stream) prove(now moldcast.Instant, e *soup.Event) (on bool, err error) {
+	f := s.f
+	switch e.Kind {
+	case soup.Accepted:
+		s.last = now
+		return e.First == s.proof.First, nil
+	case soup.Data:
+		s.last = now
+		msgs, _ := e.Msgs.Split(int(min(uint64(e.Msgs.Len()), s.proof.Len())))
+		if !f.tell(func() { err = f.compare(e.First, msgs) }) {
+			return false, errEngine
+		}
+		s.proof.First += moldcast.Seq(msgs.Len())
+		return !s.proof.Empty(), err
+	case soup.Gap, soup.Hole, soup.End:
+		return false, nil
 	}
 	return true, nil
 }

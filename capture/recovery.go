@@ -37,7 +37,7 @@ const (
 	lacksMin       = moldcast.Instant(5 * time.Second) // so long a peer is not asked again for what it lacks, doubled …
 	lacksMax       = moldcast.Instant(5 * time.Minute) // … up to this while it brings nothing
 	maxLacks       = 1024                              // ranges that a peer is remembered to lack
-	overlap        = 16                                // messages before a range that are fetched too, to see that the peer holds the same
+	overlap        = 16                                // messages before a range that are fetched too, and behind it that are compared first, to see that the peer holds the same
 )
 
 // recovery is what the engine keeps of recovery mode.
@@ -58,6 +58,7 @@ type peer struct {
 	lacks   gap.Set // what it does not hold …
 	until   moldcast.Instant
 	wait    moldcast.Instant // how long that is
+	proven  bool             // what it held behind a gap was what we hold
 }
 
 // The states of a fetch.
@@ -76,6 +77,7 @@ type fetch struct {
 	addr   string
 	peer   int
 	from   moldcast.Seq   // where the login asks to begin
+	proof  moldcast.Range // what is compared before, if anything
 	rng    moldcast.Range // what is left
 	state  string
 	since  time.Time
@@ -249,12 +251,28 @@ func held(s *arbiter.Session, seq moldcast.Seq) moldcast.Seq {
 	return from
 }
 
+// behind is the messages from seq on that are held, overlap at most.
+func behind(s *arbiter.Session, seq moldcast.Seq) moldcast.Range {
+	r := moldcast.Range{First: seq, Next: min(s.Head(), seq+overlap)}
+	s.Gaps(func(g gap.Gap) bool {
+		if g.Next > seq {
+			r.Next = min(r.Next, max(g.First, seq))
+		}
+		return g.Next <= seq
+	})
+	return r
+}
+
 // fetch begins one.
 func (c *Channel) fetch(s *arbiter.Session, i int, r moldcast.Range, live bool) {
 	now := c.clock.Now()
 	f := &fetch{
 		c: c, s: s, name: s.Name(), addr: c.cfg.Recovery[i], peer: i, rng: r, state: fetchConnecting, since: time.Now(), looked: now, live: live,
 		from: held(s, r.First),
+	}
+	if !s.Ref.(*session).peers[i].proven {
+		// One with another take is else found out only when all of that is stored.
+		f.proof = behind(s, r.Next)
 	}
 	c.recovery.fetches = append(c.recovery.fetches, f)
 	c.recovery.running.Go(func() { f.run(c.recovery.ctx) })
@@ -296,7 +314,7 @@ func (f *fetch) ended(o outcome) {
 	wait = wait/2 + rand.N(wait)
 	switch {
 	case errors.Is(o.err, errOther):
-		wait = liarBackoff
+		wait, p.proven = liarBackoff, false
 	case errors.Is(o.err, errMute): // it may have what follows
 		p.note(now, []moldcast.Range{{First: f.rng.First, Next: min(f.rng.Next, f.rng.First+moldcast.Seq(c.cfg.RecoveryThreshold))}})
 	}
@@ -396,6 +414,18 @@ func (f *fetch) messages(first moldcast.Seq, msgs moldcast.Messages) (taken int,
 		}
 	}
 	return out.Taken, true, nil
+}
+
+// compare takes messages that are held already. Owner: the engine.
+func (f *fetch) compare(first moldcast.Seq, msgs moldcast.Messages) error {
+	switch out := f.c.arb.OfferStream(f.c.clock.Now(), f.c.clock.Wall(), f.s, first, msgs); {
+	case out.Gone:
+		return errGone
+	case out.Conflicts > 0:
+		return errOther
+	}
+	f.of().proven = true
+	return nil
 }
 
 // of is what is known of the peer. The session must be open.
