@@ -194,13 +194,13 @@ func TestFullDisk(t *testing.T) {
 	}
 	full := f.next
 	f.send(1500, 11)
+	waitStatus(t, http, func(s map[string]any) bool { return num(t, s, "messages") == int(f.next-1) })
 	s := onlyChannel(t, http)
 	storage := s["storage"].(map[string]any)
 	if !failing(s) || num(t, storage, "waiting_bytes") < 1000*1000 || storage["since"] == nil ||
 		!strings.Contains(storage["error"].(string), "no ") || !strings.Contains(storage["advice"].(string), "free room") {
 		t.Errorf("storage: %v", storage)
 	}
-	waitStatus(t, http, func(s map[string]any) bool { return num(t, s, "messages") == int(f.next-1) })
 	stuck := durableSeq(t, onlyChannel(t, http))
 	if stuck > full {
 		t.Errorf("durable_seq %d though the disk is full since about %d", stuck, full)
