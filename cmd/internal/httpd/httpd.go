@@ -17,8 +17,6 @@ import (
 	"net/http/pprof"
 	"time"
 
-	"golang.org/x/net/netutil"
-
 	"github.com/moldtape/moldtape/capture"
 	"github.com/moldtape/moldtape/retransmit"
 )
@@ -67,7 +65,7 @@ func New(cfg Config) *Server {
 	}
 	s := &Server{cfg: cfg, started: time.Now(), disk: &disk{dir: cfg.Archive}, turn: make(chan struct{}, 1)}
 	s.http = http.Server{
-		Handler:     s.Handler(),
+		Handler: marked(s.Handler()), ConnContext: connContext,
 		ReadTimeout: readTime, WriteTimeout: writeTime, IdleTimeout: idleTime, MaxHeaderBytes: maxHeader,
 		ErrorLog: slog.NewLogLogger(cfg.Log.Handler(), slog.LevelDebug),
 	}
@@ -82,7 +80,7 @@ func (s *Server) Serve(ctx context.Context, l net.Listener) error {
 		defer stop()
 		go s.disk.watch(watch) // not waited for: the disk may hang
 	}
-	if err := s.http.Serve(netutil.LimitListener(l, maxConns)); !errors.Is(err, http.ErrServerClosed) {
+	if err := s.http.Serve(&limited{Listener: l, max: maxConns}); !errors.Is(err, http.ErrServerClosed) {
 		return err
 	}
 	return nil

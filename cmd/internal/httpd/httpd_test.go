@@ -380,6 +380,44 @@ func TestEngineIsSpared(t *testing.T) {
 	}
 }
 
+// TestBusyConnections: where one more connection comes, the oldest that only
+// waits is closed, and none whose request is being answered; where all are, the
+// new one is.
+func TestBusyConnections(t *testing.T) {
+	inner, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer inner.Close()
+	l := &limited{Listener: inner, max: 2}
+	pair := func() (client, server net.Conn) {
+		client, server = net.Pipe()
+		t.Cleanup(func() { client.Close() })
+		return client, l.admit(server)
+	}
+	closed := func(c net.Conn) bool {
+		_ = c.SetReadDeadline(time.Now().Add(time.Millisecond))
+		_, err := c.Read(make([]byte, 1))
+		return errors.Is(err, io.EOF)
+	}
+	ca, a := pair()
+	cb, b := pair()
+	a.(*limitedConn).set(true)
+	cc, c := pair()
+	if closed(ca) || !closed(cb) || closed(cc) {
+		t.Error("not the oldest that waits was closed")
+	}
+	c.(*limitedConn).set(true)
+	if _, d := pair(); d != nil {
+		t.Error("one was admitted beside two that are busy")
+	}
+	b.Close() // it is no longer one of them
+	a.Close()
+	if _, d := pair(); d == nil {
+		t.Error("a connection that was closed still counts")
+	}
+}
+
 // TestEngineThatHangs: who asks is answered that it does, and nobody waits for
 // longer than he likes.
 func TestEngineThatHangs(t *testing.T) {
@@ -407,7 +445,7 @@ func TestEngineThatHangs(t *testing.T) {
 func TestHostileClients(t *testing.T) {
 	_, url := server(t, Config{Status: always(sample("x", 0))})
 	addr := strings.TrimPrefix(url, "http://")
-	for i := range maxConns / 2 {
+	for i := range 3 * maxConns {
 		c, err := net.Dial("tcp", addr)
 		if err != nil {
 			t.Fatal(err)
