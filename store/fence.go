@@ -176,11 +176,39 @@ func (noInfo) IsDir() bool            { return false }
 func (noInfo) Sys() any               { return nil }
 func (noInfo) DeviceID() vfs.DeviceID { return vfs.DeviceID{} }
 
+// logStep is how much room is set aside for a log at a time. Pebble asks for
+// as much as its memory holds, 17 MiB, which a log that failed would keep: on a
+// small disk that never has room to open the segment anew.
+const logStep = 1 << 20
+
 // quietFile is a log, or the directory it lies in, whose failures are told to
-// log alone.
+// log alone. Only its owner writes to it.
 type quietFile struct {
 	vfs.File
-	log *pebbleLog
+	log     *pebbleLog
+	at      int64 // where the next Write goes
+	set     int64 // up to where room is set aside
+	allowed int64 // and may be
+}
+
+// Preallocate is taken up step by step as the log is written.
+func (f *quietFile) Preallocate(at, n int64) error {
+	f.set, f.allowed = max(f.set, at), at+n
+	f.setAside(f.at + 1)
+	return nil
+}
+
+// setAside sees that there is room up to where. A file system that has none, or
+// cannot set it aside, says so when it is written to.
+func (f *quietFile) setAside(where int64) {
+	for f.set < min(where, f.allowed) {
+		n := min(logStep, f.allowed-f.set)
+		if f.File.Preallocate(f.set, n) != nil {
+			f.allowed = f.set
+			return
+		}
+		f.set += n
+	}
 }
 
 func (f *quietFile) told(err error) error {
@@ -191,6 +219,8 @@ func (f *quietFile) told(err error) error {
 }
 
 func (f *quietFile) Write(b []byte) (int, error) {
+	f.setAside(f.at + int64(len(b)))
+	f.at += int64(len(b))
 	_, err := f.File.Write(b)
 	return len(b), f.told(err)
 }
@@ -208,10 +238,9 @@ func (f *quietFile) Stat() (vfs.FileInfo, error) {
 	return info, nil
 }
 
-func (f *quietFile) Preallocate(at, n int64) error { return f.told(f.File.Preallocate(at, n)) }
-func (f *quietFile) Sync() error                   { return f.told(f.File.Sync()) }
-func (f *quietFile) SyncData() error               { return f.told(f.File.SyncData()) }
-func (f *quietFile) Close() error                  { return f.told(f.File.Close()) }
+func (f *quietFile) Sync() error     { return f.told(f.File.Sync()) }
+func (f *quietFile) SyncData() error { return f.told(f.File.SyncData()) }
+func (f *quietFile) Close() error    { return f.told(f.File.Close()) }
 
 func (f *quietFile) SyncTo(n int64) (bool, error) {
 	full, err := f.File.SyncTo(n)

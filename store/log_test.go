@@ -2,11 +2,15 @@ package store
 
 import (
 	"bytes"
+	"errors"
 	"io"
 	"log/slog"
 	"math/rand/v2"
+	"os"
+	"path/filepath"
 	"strconv"
 	"strings"
+	"syscall"
 	"testing"
 
 	"github.com/cockroachdb/pebble/v2"
@@ -166,4 +170,76 @@ func TestScanLog(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
+}
+
+// However little is written to a log, and however it ends, it keeps little of
+// the disk: a small one has room to open the segment anew.
+func TestLogKeepsLittleRoom(t *testing.T) {
+	o := testOptions(nil)
+	o.BlockSize, o.SegmentSize = 256<<10, 1<<30
+	dir := filepath.Join(t.TempDir(), "archive")
+	a, err := OpenOrCreate(dir, o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer a.Close()
+	w := writer(t, a, "S")
+	for q := moldcast.Seq(1); q < 100; q++ { // each a record of the log
+		put(t, w, piece(q, 1))
+		if err := w.Flush(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	logs, err := filepath.Glob(filepath.Join(dir, "default", "S@1", "*.seg", "*.log"))
+	if err != nil || len(logs) == 0 {
+		t.Fatal(logs, err)
+	}
+	for _, name := range logs {
+		st, err := os.Stat(name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if room := st.Sys().(*syscall.Stat_t).Blocks * 512; room > st.Size()+(2<<20) {
+			t.Errorf("%s: %d bytes of the disk for %d", name, room, st.Size())
+		}
+	}
+}
+
+// Room is set aside step by step, before it is written to, and never twice.
+func TestLogRoomInSteps(t *testing.T) {
+	rec := &roomFile{}
+	f := &quietFile{File: rec, log: &pebbleLog{}}
+	b := make([]byte, 300<<10)
+	for n := range 20 {
+		if n == 1 { // as Pebble does
+			if err := f.Preallocate(0, 4*logStep+logStep/2); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if _, err := f.Write(b); err != nil {
+			t.Fatal(err)
+		}
+		rec.written += int64(len(b))
+		if n > 0 && rec.room < min(rec.written, 4*logStep+logStep/2) || rec.room > rec.written+logStep {
+			t.Fatalf("room up to %d with %d written", rec.room, rec.written)
+		}
+	}
+	if rec.room != 4*logStep+logStep/2 {
+		t.Errorf("room up to %d", rec.room)
+	}
+}
+
+// roomFile is a file that notes what is set aside for it.
+type roomFile struct {
+	vfs.File
+	room, written int64
+}
+
+func (f *roomFile) Write(b []byte) (int, error) { return len(b), nil }
+func (f *roomFile) Preallocate(at, n int64) error {
+	if at != f.room {
+		return errors.New("not in order")
+	}
+	f.room += n
+	return nil
 }
