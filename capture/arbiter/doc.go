@@ -95,7 +95,9 @@
 // rule. Of a run, packets in conflict are kept, at most Limits.KeptPackets and
 // KeptBytes, the oldest making room; of what agreed the ranges suffice, and
 // Output.Copy takes the bytes from the take before. What neither brings is a gap
-// of the new take like any other. For three heartbeats after a take began by
+// of the new take like any other; so is what lies below the run where sessions
+// start at the beginning, since the run may have begun before it was heard (a
+// process that was killed in the midst of it knows only its rest). For three heartbeats after a take began by
 // conflict, or from 1, packets of other sources that go on where they were in the take
 // before are dropped, and count as conflicts. At most Limits.Takes per
 // Limits.SessionsWindow.

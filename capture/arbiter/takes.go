@@ -543,6 +543,12 @@ func (a *Arbiter) fork(k kept, s *Session, t *track, f Fork, p moldcast.Packet) 
 	f.Shared = slices.Clone(copied.Ranges())
 	n := a.newSession(k.now, s.name)
 	n.forks = append(s.forks, k.now)
+	if a.cfg.Start == Beginning && !n.sparse && (f.Cause != AfterEnd || f.First < s.end) {
+		// The run may have begun before it was heard: before this process did,
+		// where it was killed, or in what was lost. What is below is not known to
+		// be what the take before holds, so it is asked for.
+		f.First = 1
+	}
 	if err := a.out.Fork(s, n, f); err != nil {
 		a.c.OpenFailures++
 		return false
