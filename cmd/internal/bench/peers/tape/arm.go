@@ -3,6 +3,7 @@ package main
 import (
 	"bufio"
 	"bytes"
+	"cmp"
 	"errors"
 	"fmt"
 	"io"
@@ -33,15 +34,6 @@ type arm struct {
 	count func(out []byte) (int, error)
 }
 
-// missing says what is to be installed, if the arm's program is not there.
-func (a arm) missing() string {
-	name := a.argv("")[0]
-	if _, err := exec.LookPath(name); err == nil {
-		return ""
-	}
-	return fmt.Sprintf("no %s: apt-get install %s", name, a.install)
-}
-
 // result is what one step came to.
 type result struct {
 	sent     sent
@@ -67,6 +59,21 @@ type bench struct {
 	dir   string
 	log   bool
 	steps int
+}
+
+// missing says what is to be installed, or what else is the matter, if an arm
+// does not run here.
+func (b *bench) missing(a arm) string {
+	argv := a.argv(b.dir)
+	if _, err := exec.LookPath(argv[0]); err != nil {
+		return fmt.Sprintf("no %s: apt-get install %s", a.name, a.install)
+	}
+	c, err := b.start(b.cores[0], a.ready, argv...)
+	if err != nil {
+		return fmt.Sprintf("left out: %v", err)
+	}
+	c.kill()
+	return ""
 }
 
 // step has an arm record what the sender sends, at rate (0: as fast
@@ -141,11 +148,11 @@ func (c *child) send(warm func()) (s sent, err error) {
 	if _, err := io.WriteString(c.in, "\n"); err != nil {
 		return s, err
 	}
-	if _, err := c.out.wait("warm", ending); err != nil {
+	if _, err := c.line("warm", ending); err != nil {
 		return s, fmt.Errorf("sender: %w", err)
 	}
 	warm()
-	line, err := c.out.wait("sent ", ending)
+	line, err := c.line("sent ", ending)
 	if err != nil {
 		return s, fmt.Errorf("sender: %w", err)
 	}
@@ -184,15 +191,17 @@ func (b *bench) sendTo(rx *child, feed string, rate float64, packets int, loss f
 
 // child is a program on a core of its own.
 type child struct {
-	cmd  *exec.Cmd
-	in   io.WriteCloser
-	out  *output
-	done bool
+	cmd   *exec.Cmd
+	in    io.WriteCloser
+	out   *output
+	from  int // where line looks
+	ended chan struct{}
+	err   error // once it has ended
 }
 
 func (b *bench) start(core int, ready string, argv ...string) (*child, error) {
 	argv = harness.OnCore(core, argv...)
-	c := &child{cmd: exec.Command(argv[0], argv[1:]...), out: &output{more: make(chan struct{}, 1)}}
+	c := &child{cmd: exec.Command(argv[0], argv[1:]...), out: &output{more: make(chan struct{}, 1)}, ended: make(chan struct{})}
 	c.cmd.Stdout, c.cmd.Stderr = c.out, c.out
 	c.cmd.Dir = b.dir
 	var err error
@@ -202,27 +211,52 @@ func (b *bench) start(core int, ready string, argv ...string) (*child, error) {
 	if err := c.cmd.Start(); err != nil {
 		return nil, err
 	}
-	if _, err := c.out.wait(ready, 20*time.Second); err != nil {
+	go func() {
+		c.err = c.cmd.Wait()
+		close(c.ended)
+	}()
+	if _, err := c.line(ready, 20*time.Second); err != nil {
 		c.kill()
 		return nil, fmt.Errorf("%s: %w", strings.Join(argv, " "), err)
 	}
-	c.out.from = len(c.out.bytes())
+	c.from = len(c.out.bytes())
 	return c, nil
 }
 
 const ending = 60 * time.Second
 
 func (c *child) wait() error {
-	c.done = true
 	c.in.Close()
 	defer time.AfterFunc(ending, func() { _ = c.cmd.Process.Kill() }).Stop()
-	return c.cmd.Wait()
+	<-c.ended
+	return c.err
 }
 
 func (c *child) kill() {
-	if !c.done {
-		_ = c.cmd.Process.Kill()
-		_ = c.wait()
+	_ = c.cmd.Process.Kill()
+	<-c.ended
+}
+
+// line waits for a line that has the text.
+func (c *child) line(text string, most time.Duration) (string, error) {
+	late := time.After(most)
+	for end := false; ; {
+		s := bufio.NewScanner(bytes.NewReader(c.out.bytes()[c.from:]))
+		for s.Scan() {
+			if strings.Contains(s.Text(), text) {
+				return s.Text(), nil
+			}
+		}
+		if end {
+			return "", fmt.Errorf("it ended: %w: %s", cmp.Or(c.err, io.EOF), bytes.TrimSpace(c.out.bytes()))
+		}
+		select {
+		case <-c.out.more:
+		case <-c.ended:
+			end = true
+		case <-late:
+			return "", fmt.Errorf("no line with %q in %v: %s", text, most, bytes.TrimSpace(c.out.bytes()))
+		}
 	}
 }
 
@@ -265,7 +299,6 @@ func (c *child) idle() time.Time {
 type output struct {
 	mu   sync.Mutex
 	buf  bytes.Buffer
-	from int // where wait looks
 	more chan struct{}
 }
 
@@ -283,22 +316,4 @@ func (o *output) bytes() []byte {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	return bytes.Clone(o.buf.Bytes())
-}
-
-// wait waits for a line that has the text.
-func (o *output) wait(text string, most time.Duration) (string, error) {
-	late := time.After(most)
-	for {
-		s := bufio.NewScanner(bytes.NewReader(o.bytes()[o.from:]))
-		for s.Scan() {
-			if strings.Contains(s.Text(), text) {
-				return s.Text(), nil
-			}
-		}
-		select {
-		case <-o.more:
-		case <-late:
-			return "", fmt.Errorf("no line with %q in %v: %s", text, most, o.bytes())
-		}
-	}
 }

@@ -49,7 +49,7 @@ func compare(args []string) error {
 	}
 	arms := []arm{moldtape(*program)}
 	for _, a := range []arm{dumpcap(), tcpdump()} {
-		if why := a.missing(); why != "" {
+		if why := b.missing(a); why != "" {
 			fmt.Fprintln(os.Stderr, why)
 			continue
 		}
