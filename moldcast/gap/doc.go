@@ -30,8 +30,8 @@
 //
 // # What a server still has
 //
-// A sender keeps its newest messages only. How far below the head each server
-// still has them is learnt from what it answers and what not: see reach. What
+// A sender keeps its newest messages only. How far below the front of the lines,
+// which is where their newest packets end, each server still has them is learnt from what it answers and what not: see reach. What
 // lies deeper is not asked for, but probed for now and then: a little below what
 // was answered, down to the very next message, and anywhere. So the requests go
 // to what can be got, the oldest of it first, with a little lead before it goes

@@ -38,6 +38,7 @@ func (m *Machine) Passed(now Instant, line int, r Range) {
 	l := &m.lines[line]
 	l.heard, l.ever = now, true
 	l.pass(r.First)
+	m.goFront(r.Next)
 	if len(m.lines) > 1 {
 		m.measure(now, line, r)
 	}

@@ -57,11 +57,15 @@ type Machine struct {
 	timed bool    // now is set
 	young bool    // some losses came before any time was known
 
-	lines     []line
-	top       Seq // highest end of a packet of any line
-	probe     probe
-	skew      skew
-	unsettled deque[fresh]
+	lines []line
+	top   Seq // highest end of a packet of any line
+	// The highest end of a packet of any line among the newest frontCount, and
+	// among the frontPackets before those.
+	lately, before Seq
+	frontCount     int
+	probe          probe
+	skew           skew
+	unsettled      deque[fresh]
 
 	pos      []int32
 	ready    [classes]heap // pieces to ask for, by sequence
@@ -120,7 +124,7 @@ type entry struct {
 type piece struct {
 	first, next Seq
 	asked, prev Instant // the last request and the one before it, when tries say so
-	head        Seq     // at the first request
+	front       Seq     // at the first request
 	loss        uint32
 	flight      uint32
 	tries       uint16

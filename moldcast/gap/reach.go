@@ -7,8 +7,9 @@ import (
 
 // reach is what is known of one server: its round trip, and how much it still
 // holds. A sender keeps its newest messages, so that is counted in messages
-// below the head when it was asked: the depth of a message, which grows as the
-// stream goes on.
+// below the front when it was asked: the depth of a message, which grows as the
+// stream goes on. The front is where the lines are, see front: what a forged
+// packet says lies far ahead makes no message deeper.
 //
 // An answer proves its depth. A request that is not answered proves nothing by
 // itself; several in a row beyond what was ever answered, while requests sent
@@ -170,8 +171,34 @@ func (s *reach) apart() bool { return s.gone != beyond && s.gone-s.held > s.held
 // safe is the depth up to which all is there in all likelihood.
 func (s *reach) safe() uint64 { return s.held - min(s.held, s.held/128+16) }
 
-// depth is that of q below head.
-func depth(head, q Seq) uint64 { return Range{q, head}.Len() }
+// depth is that of q below front.
+func depth(front, q Seq) uint64 {
+	if q >= front {
+		return 0
+	}
+	return uint64(front - q)
+}
+
+// front is how far the lines have come of late; before any was heard, the head.
+func (m *Machine) front() Seq {
+	if m.frontCount == 0 {
+		return m.head
+	}
+	return min(m.head, max(m.lately, m.before))
+}
+
+// frontPackets at least, and twice as many at most, front looks back: more than
+// lines are apart in packets that come in turn, few enough that what was forged
+// is soon forgotten.
+const frontPackets = 16
+
+// goFront takes note of the end of a packet of a line.
+func (m *Machine) goFront(next Seq) {
+	if m.frontCount++; m.frontCount > frontPackets {
+		m.before, m.lately, m.frontCount = m.lately, 0, 1
+	}
+	m.lately = max(m.lately, next)
+}
 
 // silent reports whether server s has long not answered, while another has.
 func (m *Machine) silent(s int) bool {
@@ -210,7 +237,7 @@ func (m *Machine) serverFor(p *piece) int {
 	if n == 1 {
 		return first
 	}
-	d := depth(m.head, p.first)
+	d := depth(m.front(), p.first)
 	second := -1
 	for k := range n {
 		i := (first + k) % n
@@ -233,8 +260,11 @@ func (m *Machine) serverFor(p *piece) int {
 // unanswered takes note that a flight brought no answer.
 func (m *Machine) unanswered(fl *flight) {
 	s := &m.servers[fl.server]
-	lost := s.miss(depth(fl.head, fl.from), fl.sent)
-	if d := depth(fl.head, fl.from); d < s.gone {
+	d, lost := depth(fl.front, fl.from), false
+	if fl.from < fl.front { // else nobody is known to have come so far
+		lost = s.miss(d, fl.sent)
+	}
+	if d < s.gone {
 		m.rate.miss(lost && fl.try == 1)
 	}
 	m.rate.judge(m.now, s.rtt, s.base)
@@ -259,7 +289,7 @@ func (m *Machine) answeredFlight(server int, fl *flight, p *piece) {
 	case fl == nil:
 		s.silent = 0
 		if p.tries == 1 && server == int(p.server) {
-			s.answer(depth(p.head, p.first), p.asked)
+			s.answer(depth(p.front, p.first), p.asked)
 		}
 		m.rate.late()
 	case fl.server != server:
@@ -268,7 +298,7 @@ func (m *Machine) answeredFlight(server int, fl *flight, p *piece) {
 	case !fl.answered:
 		fl.answered = true
 		was := s.held
-		s.answer(depth(fl.head, fl.from), fl.sent)
+		s.answer(depth(fl.front, fl.from), fl.sent)
 		m.rate.answer(fl.try == 1 && s.held == was)
 		if fl.scout > 0 {
 			x := &m.scouts[fl.scout]
@@ -313,8 +343,9 @@ func (m *Machine) leastWait(k scout) time.Duration {
 // they are there after all, or the budget is spent.
 func (m *Machine) sift() {
 	floor := Seq(0)
-	if _, limit := m.farthest(); limit < uint64(m.head) {
-		floor = m.head - Seq(limit)
+	front := m.front()
+	if _, limit := m.farthest(); limit < uint64(front) {
+		floor = front - Seq(limit)
 	}
 	if floor < m.floor && m.deep > 0 {
 		m.surface(Range{floor, m.floor})
@@ -403,8 +434,8 @@ func (m *Machine) sound(now Instant, r *reach) (int, scout) {
 	}
 	last := &m.pieces[items[j].id]
 	in := Range{items[0].first, min(last.next, m.floor)}
-	if r.window < uint64(m.head) {
-		in.First = max(in.First, m.head-Seq(r.window))
+	if front := m.front(); r.window < uint64(front) {
+		in.First = max(in.First, front-Seq(r.window))
 	}
 	if in.Empty() {
 		return -1, 0
@@ -449,9 +480,10 @@ func (m *Machine) scout(now Instant) (int, scout) {
 	// between, now and then before there are any, and else for what was there,
 	// which shows whether the server answers. So it is when it falls silent, to
 	// tell a server that lacks something from one that is gone.
+	front := m.front()
 	low := max(m.order.items()[0].first, m.floor)
-	search := r.gone == beyond && r.doubt > r.held && r.doubt-r.held > exploreFrom && r.doubt <= uint64(m.head)
-	silent := r.silent >= silentAfter && low < m.head && m.head-low > exploreFrom
+	search := r.gone == beyond && r.doubt > r.held && r.doubt-r.held > exploreFrom && r.doubt <= uint64(front)
+	silent := r.silent >= silentAfter && low < front && front-low > exploreFrom
 	if !search && !silent && !r.apart() {
 		return -1, 0
 	}
@@ -460,15 +492,15 @@ func (m *Machine) scout(now Instant) (int, scout) {
 	}
 	switch {
 	case !search && !silent, now < m.scouts[explore].at:
-		return m.pieceIn(Range{m.head - Seq(min(r.safe(), uint64(m.head))), m.head}), proof
+		return m.pieceIn(Range{front - Seq(min(r.safe(), uint64(front))), front}), proof
 	case search:
-		in := Range{m.head - Seq(r.doubt) + 1, m.head - Seq(r.held)}
+		in := Range{front - Seq(r.doubt) + 1, front - Seq(r.held)}
 		if i := m.pieceIn(Range{in.First + Seq(in.Len()/2), in.Next}); i >= 0 {
 			return i, explore
 		}
 		return m.pieceIn(in), explore
 	}
-	return m.pieceIn(Range{low + Seq(m.random()%uint64(m.head-low)), m.head}), explore
+	return m.pieceIn(Range{low + Seq(m.random()%uint64(front-low)), front}), explore
 }
 
 // pieceIn finds a piece that begins in r and may be asked for, near its

@@ -107,7 +107,7 @@ func (s *stream) ask(q Request) {
 		low = s.head - v.keeps
 	}
 	switch {
-	case v.dead || s.rng.Float64() < v.loss || v.lacks.Contains(q.Range.First):
+	case q.Range.First >= s.head, v.dead || s.rng.Float64() < v.loss || v.lacks.Contains(q.Range.First):
 		return
 	case q.Range.First < low:
 		v.gone++
@@ -142,6 +142,7 @@ func (s *stream) run(n int, heard bool) {
 		switch {
 		case s.busy:
 			s.m.Hold(s.now, true)
+			s.m.Passed(s.now, 0, r)
 			s.m.Reveal(s.now, 0, r.Next)
 		case heard:
 			s.m.Passed(s.now, 0, r)
@@ -290,5 +291,43 @@ func TestArchive(t *testing.T) {
 				t.Errorf("%d of %d answers not oldest first", late, len(s.answers))
 			}
 		})
+	}
+}
+
+// TestForgedFront: packets that say that the stream is far ahead keep nothing
+// of it from being asked for.
+func TestForgedFront(t *testing.T) {
+	const rate = 9000
+	for _, jump := range []Seq{90_000, 1 << 40} {
+		v := &ringServer{keeps: 51_000, fits: 1, rtt: 200 * us}
+		s := newStream(Config{}, rate, v)
+		s.run(60_000, true)
+		s.busy = true
+		s.run(60_000, false) // more than the ring: its length is learnt
+		s.free()
+		s.run(10*rate, true)
+		for i := range Seq(2) {
+			r := Range{s.head + jump + i, s.head + jump + i + 1}
+			s.m.Passed(s.now, 0, r)
+			take(s.m, s.now, 0, r, func(Range, Verdict) {})
+		}
+		s.record = true
+		var missing []Seq
+		for range 50 {
+			s.run(97, true)
+			missing = append(missing, s.head, s.head+1, s.head+2)
+			s.run(3, false)
+		}
+		s.run(rate, true)
+		s.check(t)
+		left := 0
+		for _, q := range missing {
+			if !slices.Contains(s.answers, q) {
+				left++
+			}
+		}
+		if left > 0 {
+			t.Errorf("jump of %d: %d of %d missing messages not recovered", jump, left, len(missing))
+		}
 	}
 }

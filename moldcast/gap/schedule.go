@@ -16,7 +16,7 @@ type Request struct {
 type flight struct {
 	rng    Range
 	from   Seq // what was asked for begins here: above rng.First when that was asked for in vain
-	head   Seq // when it was sent
+	front  Seq // when it was sent
 	sent   Instant
 	retry  Instant // when it is sent again, unless it is answered
 	server int
@@ -417,7 +417,7 @@ func (m *Machine) ask(now Instant, i, c int, s scout) Request {
 		r.Next = m.pieces[id].next
 		capped = r.Len() >= limit
 	}
-	fl.rng, fl.head, fl.sent, fl.server, fl.try, fl.scout = r, m.head, now, server, try, s
+	fl.rng, fl.front, fl.sent, fl.server, fl.try, fl.scout = r, m.front(), now, server, try, s
 	if capped && known > 0 && limit == known {
 		fl.limit = uint16(limit)
 	}
@@ -489,7 +489,7 @@ func (m *Machine) board(i int, f uint32, limit uint64, now Instant, server int) 
 	p.flight = f
 	p.prev, p.asked = p.asked, now
 	if p.tries == 0 {
-		p.head = m.head
+		p.front = m.front()
 	}
 	p.tries = min(p.tries+1, 1<<15)
 	p.server = uint8(server)
