@@ -9,6 +9,7 @@ import (
 	"net/http"
 	"strings"
 	"time"
+	"unicode"
 
 	"github.com/dustin/go-humanize"
 	"github.com/spf13/cobra"
@@ -74,7 +75,7 @@ func (e *env) status(ctx context.Context, addr string) error {
 		if _, err := e.stdout.Write(body); err != nil {
 			return err
 		}
-	} else if err := e.printStatus(d); err != nil {
+	} else if err := printStatus(plainWriter{e.stdout}, d); err != nil {
 		return err
 	}
 	if bad := failing(d); len(bad) > 0 {
@@ -88,8 +89,12 @@ func (e *env) status(ctx context.Context, addr string) error {
 func failing(d httpd.Document) (bad []string) {
 	for _, c := range d.Channels {
 		var why []string
-		if c.State == capture.StateFailed {
+		switch c.State {
+		case capture.StateOK, capture.StateDegraded, capture.StateEnded, capture.StateStopped:
+		case capture.StateFailed:
 			why = append(why, "failed: "+c.Error)
+		default: // of a later version; never taken for health
+			why = append(why, fmt.Sprintf("state %q is not known here", c.State))
 		}
 		for _, r := range c.Reasons {
 			if r.Reason != capture.ReasonGap || d.Time.Sub(r.Since) >= gapPatience {
@@ -135,8 +140,25 @@ func fetchStatus(ctx context.Context, addr string) ([]byte, error) {
 	return body, nil
 }
 
-func (e *env) printStatus(d httpd.Document) error {
-	t := table(e.stdout)
+// plainWriter writes text that came from elsewhere without what a terminal
+// would obey.
+type plainWriter struct{ w io.Writer }
+
+func (p plainWriter) Write(b []byte) (int, error) {
+	clean := strings.Map(func(r rune) rune {
+		if r != '\n' && unicode.IsControl(r) {
+			return '?'
+		}
+		return r
+	}, string(b))
+	if _, err := io.WriteString(p.w, clean); err != nil {
+		return 0, err
+	}
+	return len(b), nil
+}
+
+func printStatus(w io.Writer, d httpd.Document) error {
+	t := table(w)
 	row(t, "CHANNEL", "STATE", "SESSION", "HEAD", "NEXT", "DURABLE", "HOLES", "LAG", "MSGS/S", "LOST")
 	for i := range d.Channels {
 		c := &d.Channels[i]
@@ -156,8 +178,8 @@ func (e *env) printStatus(d httpd.Document) error {
 	if err := t.Flush(); err != nil {
 		return err
 	}
-	fmt.Fprintln(e.stdout)
-	t = table(e.stdout)
+	fmt.Fprintln(w)
+	t = table(w)
 	row(t, "CHANNEL", "LINE", "ADDRESS", "STATE", "PACKETS", "MESSAGES", "LOST", "FIRST", "SKEW 50%", "99%", "MAX", "DISORDER MAX")
 	for i := range d.Channels {
 		c := &d.Channels[i]
@@ -176,33 +198,33 @@ func (e *env) printStatus(d httpd.Document) error {
 	for i := range d.Channels {
 		c := &d.Channels[i]
 		for _, r := range c.Reasons {
-			fmt.Fprintf(e.stdout, "\n%s: %s since %s: %s", c.Channel, r.Reason, shortTime(&r.Since), r.Text)
+			fmt.Fprintf(w, "\n%s: %s since %s: %s", c.Channel, r.Reason, shortTime(&r.Since), r.Text)
 		}
 		if c.Open != nil {
-			e.printOpen(c.Open)
+			printOpen(w, c.Open)
 		}
 		if c.Storage.Advice != "" {
-			fmt.Fprintf(e.stdout, "; %s", c.Storage.Advice)
+			fmt.Fprintf(w, "; %s", c.Storage.Advice)
 		}
 		if c.Error != "" {
-			fmt.Fprintf(e.stdout, "\n%s: failed: %s", c.Channel, c.Error)
+			fmt.Fprintf(w, "\n%s: failed: %s", c.Channel, c.Error)
 		}
 		if len(c.Reasons) > 0 || c.Error != "" {
-			fmt.Fprintln(e.stdout)
+			fmt.Fprintln(w)
 		}
 	}
 	return nil
 }
 
-func (e *env) printOpen(o *capture.OpenGaps) {
+func printOpen(w io.Writer, o *capture.OpenGaps) {
 	if o.NextTry != nil {
-		fmt.Fprintf(e.stdout, "; next try %s", shortTime(o.NextTry))
+		fmt.Fprintf(w, "; next try %s", shortTime(o.NextTry))
 	}
 	for _, g := range o.Ranges {
-		fmt.Fprintf(e.stdout, "\n  %s@%d %d..%d, tried %s", g.Session, g.Take, g.FirstSeq, g.LastSeq, count(uint64(g.Tries), "time"))
+		fmt.Fprintf(w, "\n  %s@%d %d..%d, tried %s", g.Session, g.Take, g.FirstSeq, g.LastSeq, count(uint64(g.Tries), "time"))
 	}
 	if n := o.Gaps - len(o.Ranges); n > 0 {
-		fmt.Fprintf(e.stdout, "\n  … and %d more", n)
+		fmt.Fprintf(w, "\n  … and %d more", n)
 	}
 }
 

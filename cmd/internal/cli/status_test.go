@@ -46,6 +46,7 @@ func TestStatusExitCode(t *testing.T) {
 		{"a gap that stays", []capture.Status{ok, degradedFor("g", capture.ReasonGap, time.Second)}, "degraded: g (gap)"},
 		{"one has failed, one has stopped", []capture.Status{ok, {Channel: "f", State: capture.StateFailed, Error: "socket"}, {Channel: "s", State: capture.StateStopped}}, "degraded: f (failed: socket)"},
 		{"stopped", []capture.Status{ended, {Channel: "s", State: capture.StateStopped}}, ""},
+		{"of a later version", []capture.Status{{Channel: "x", State: "elsewhere"}}, `degraded: x (state "elsewhere" is not known here)`},
 		{"silent", []capture.Status{degradedFor("a", capture.ReasonNoPackets, 0), degradedFor("b", capture.ReasonLineSilent, 0)}, "degraded: a (no_packets); b (line_silent)"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -64,7 +65,7 @@ func TestStatusExitCode(t *testing.T) {
 					if err := json.Unmarshal(out.Bytes(), &got); err != nil || len(got.Channels) != len(c.channels) {
 						t.Errorf("%v: %s", err, out.Bytes())
 					}
-				} else if c.err != "" && !strings.Contains(out.String(), "so it is") && !strings.Contains(out.String(), "failed") {
+				} else if c.err != "" && !strings.Contains(out.String(), "so it is") && !strings.Contains(out.String(), "failed") && !strings.Contains(out.String(), "elsewhere") {
 					t.Errorf("the reason is not shown:\n%s", out.String())
 				}
 			}
@@ -109,6 +110,18 @@ func TestStatusOfNoNode(t *testing.T) {
 	}
 }
 
+// What a node says of itself cannot steer a terminal.
+func TestStatusIsPlain(t *testing.T) {
+	var out bytes.Buffer
+	d := httpd.Document{Channels: []capture.Status{{Channel: "a\x1b[2Jb", State: capture.StateFailed, Error: "x\r\u009by"}}}
+	if err := printStatus(plainWriter{&out}, d); err != nil {
+		t.Fatal(err)
+	}
+	if s := out.String(); !strings.Contains(s, "a?[2Jb") || !strings.Contains(s, "x??y") || strings.ContainsAny(s, "\x1b\r\u009b") {
+		t.Errorf("%q", s)
+	}
+}
+
 func TestStatusTable(t *testing.T) {
 	since := statusTime
 	d := httpd.Document{Channels: []capture.Status{
@@ -127,7 +140,7 @@ func TestStatusTable(t *testing.T) {
 	}}
 	d.Channels[1].Since = &since
 	var out bytes.Buffer
-	if err := (&env{stdout: &out}).printStatus(d); err != nil {
+	if err := printStatus(&out, d); err != nil {
 		t.Fatal(err)
 	}
 	got := strings.Join(strings.Fields(out.String()), " ")

@@ -2,6 +2,7 @@ package config
 
 import (
 	"fmt"
+	"net"
 	"net/netip"
 	"regexp"
 	"slices"
@@ -172,7 +173,18 @@ func (n *Node) Validate() []Problem {
 // validateListen checks where requests and readers are received: no address
 // twice.
 func (n *Node) validateListen(ps *problems) {
-	taken := map[string]string{} // by network and address
+	type listener struct{ network, host, port, path string }
+	var taken []listener
+	free := func(l listener, s string) bool {
+		any := func(host string) bool { return host == "" || host == "0.0.0.0" || host == "::" }
+		for _, x := range taken {
+			if x.network == l.network && x.port == l.port && (x.host == l.host || any(x.host) || any(l.host)) {
+				ps.add(l.path, " %q: %s listens there already", s, x.path)
+				return false
+			}
+		}
+		return true
+	}
 	check := func(network, path, s string) {
 		if s == "" {
 			return
@@ -185,14 +197,10 @@ func (n *Node) validateListen(ps *problems) {
 			ps.add(path, " %q: want a unicast host:port", s)
 			return
 		}
-		if strings.HasSuffix(s, ":0") {
-			return // each gets a port of its own
+		host, port, _ := net.SplitHostPort(s)
+		if l := (listener{network, host, port, path}); port != "0" && free(l, s) { // with 0 each gets a port of its own
+			taken = append(taken, l)
 		}
-		if other, ok := taken[network+s]; ok {
-			ps.add(path, " %q: %s listens there already", s, other)
-			return
-		}
-		taken[network+s] = path
 	}
 	check("tcp", "http", n.HTTP)
 	check("udp", "retransmit_listen", n.RetransmitListen)
@@ -201,6 +209,14 @@ func (n *Node) validateListen(ps *problems) {
 		c := &n.Channels[i]
 		check("udp", path("channels", i, "retransmit_listen"), c.RetransmitListen)
 		check("tcp", path("channels", i, "recovery_listen"), c.RecoveryListen)
+	}
+	// Unicast lines may share a socket, but with no listener.
+	for i := range n.Channels {
+		for k, s := range n.Channels[i].Lines {
+			if l, err := parseLine(s); err == nil && !l.Addr.Addr().IsMulticast() && l.Addr.Port() != 0 {
+				free(listener{"udp", l.Addr.Addr().String(), strconv.Itoa(int(l.Addr.Port())), fmt.Sprintf("%s[%d]", path("channels", i, "lines"), k)}, s)
+			}
+		}
 	}
 }
 
