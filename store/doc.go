@@ -227,6 +227,11 @@
 // files, by how headers and bodies begin, their checksums, and the digests in
 // the seal. Verify names that as a fault until Rewrite has stored it anew.
 //
+// Of a segment that is not sealed there is no such seal, and its store must be
+// opened. Its OPTIONS, and the marker of its format, which all segments have the
+// same, say nothing of the messages: it is opened without, and who opens it for
+// writing makes them anew. Verify names it before.
+//
 // Of the files around the messages, each has a hash of its own or is named by
 // that of another. So Mend can try every bit of a small one, and know when it is
 // right: SHA-256 leaves no doubt. In the audit log, the line after tells it. Other

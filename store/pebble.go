@@ -192,6 +192,16 @@ func openForWrite(dir string, fs *fenceFS, cache *pebble.Cache, log *pebbleLog) 
 	if err != nil && !isNotExist(err) {
 		return nil, err
 	}
+	u, err := findUnmarked(fs, dir)
+	if err != nil && !isNotExist(err) {
+		return nil, err
+	}
+	if u != nil {
+		log.log.Error("a segment is damaged around its store; it costs no message", "damage", u.String())
+		if err := u.mend(fs, dir); err != nil {
+			return nil, err
+		}
+	}
 	if db, err = pebble.Open(dir, o); err != nil || damage == nil {
 		return db, err
 	}
@@ -232,6 +242,13 @@ func openForRead(dir string, fs vfs.FS, cache *pebble.Cache, files *pebble.FileC
 	o.ReadOnly = true
 	o.EventListener = &pebble.EventListener{DataCorruption: l.corruption}
 	db, err = pebble.Open(dir, o)
+	if _, e := fs.Stat(fs.PathJoin(dir, sealFile)); err != nil && isNotExist(e) { // a sealed one never changes: its files are looked through
+		if u, e := findUnmarked(fs, dir); e == nil && u != nil {
+			log.Warn("a segment is damaged around its store; it is read without", "damage", u.String())
+			o.FS = asMended{o.FS, u, dir}
+			db, err = pebble.Open(dir, o)
+		}
+	}
 	if err == nil && l.dead.Load() {
 		err = l.Err()
 		closeQuietly(db)

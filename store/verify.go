@@ -671,6 +671,9 @@ func (v *verification) segment(ctx context.Context, c *checked, s *checkedSegmen
 		stray, err = v.strays(h.db, bodies)
 	}
 	if err == nil && !s.sealed {
+		if u, err := findUnmarked(v.a.o.FS, s.g.dir); err == nil && u != nil {
+			bad(moldcast.Range{}, "%v", u)
+		}
 		// Who opens it for writing takes up what lies behind.
 		if d, err := readDamagedLog(v.a.o.FS, s.g.dir); err == nil && d != nil {
 			bad(moldcast.Range{}, "%v", d)
