@@ -216,7 +216,7 @@ func (c *Channel) engine(ctx context.Context) error {
 		switch {
 		case ctx.Err() != nil:
 			return nil
-		case c.cfg.UntilEnd && c.arb.Final(now):
+		case c.cfg.UntilEnd && c.arb.Final(now) && !c.storage().Degraded(): // trouble lasts until what waited is durable
 			return nil
 		case c.cfg.EndTimeout > 0 && !busy && now-c.lastPacket >= moldcast.Instant(c.cfg.EndTimeout):
 			return fmt.Errorf("channel %s: %w %v", c.cfg.Channel, ErrEndTimeout, c.cfg.EndTimeout)

@@ -71,7 +71,7 @@ type Config struct {
 
 	Start arbiter.Start // where a session that is not held yet begins
 
-	UntilEnd   bool          // end when every session has ended, by more than one packet's word, and is durable
+	UntilEnd   bool          // end when every session has ended, by more than one packet's word; not while the archive fails
 	EndTimeout time.Duration // end with ErrEndTimeout after so long without a packet; 0: never
 
 	RecvBuffer int           // bytes of socket receive buffer asked for; default 32 MiB

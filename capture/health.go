@@ -155,7 +155,7 @@ func (c *Channel) watchGaps(now moldcast.Instant) {
 	}
 	open := now - g.since
 	if g.set(now, n > 0, since) {
-		c.cfg.Log.Info("recovered: no gap is open", "channel", c.cfg.Channel, "after", time.Duration(open), "messages_lost", c.arb.Counters().MessagesLost)
+		c.cfg.Log.Info("no gap is open any more", "channel", c.cfg.Channel, "after", time.Duration(open), "messages_lost", c.arb.Counters().MessagesLost)
 	}
 }
 

@@ -142,7 +142,7 @@ func TestGapDegrades(t *testing.T) {
 	p.want("degraded gap")
 	p.offer(0, moldcast.Range{First: 25, Next: 30})
 	p.want("ok")
-	p.logged("recovered: no gap is open", 1)
+	p.logged("no gap is open any more", 1)
 	p.logged("after=1s", 1)
 
 	// One that comes and goes is not said each time.
@@ -170,7 +170,7 @@ func TestGapDegrades(t *testing.T) {
 		p.at(time.Duration(13+i) * sec)
 	}
 	p.want("ok")
-	p.logged("recovered: no gap", 2)
+	p.logged("no gap is open", 2)
 	p.logged("messages_lost=15", 1)
 }
 

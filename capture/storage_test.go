@@ -134,6 +134,31 @@ func TestStopOnFailingStore(t *testing.T) {
 	}
 }
 
+// What waits for an archive that fails is not given up at the end of the
+// session: UntilEnd goes on until the trouble is over.
+func TestUntilEndWaitsForFailingStore(t *testing.T) {
+	sink := &memSink{}
+	r := start(t, 1, sink, func(c *Config) { c.UntilEnd = true })
+	sink.trouble.Store(&Trouble{Err: syscall.ENOSPC, Since: time.Now()})
+	r.send(0, packet(1, 11))
+	r.send(0, control(11, moldcast.EndCount))
+	r.send(0, control(11, moldcast.EndCount))
+	for range 3 { // the engine looks at the end between two answers
+		r.until("the end", func(s Status) bool { return s.Packets == 3 && len(s.Sessions) == 1 && s.Sessions[0].State == "ended" })
+	}
+	select {
+	case <-r.done:
+		t.Fatal("the capture ends while the archive fails")
+	default:
+	}
+	sink.trouble.Store(nil)
+	r.wait()
+	if r.err != nil {
+		t.Fatal(r.err)
+	}
+	r.exactly(1, 11)
+}
+
 func TestAdvice(t *testing.T) {
 	seen := map[string]error{}
 	for _, err := range []error{syscall.ENOSPC, syscall.EROFS, syscall.EIO, syscall.ENODEV, syscall.EACCES, context.Canceled, io.ErrShortWrite} {

@@ -82,10 +82,10 @@ func (e *env) configCheck(name string) error {
 	}
 	n := &file.Node
 	t := table(e.stdout)
-	row(t, "CHANNEL", "LINES", "SESSIONS", "REREQUEST", "RETRANSMIT")
+	row(t, "CHANNEL", "LINES", "SESSIONS", "REREQUEST", "RECOVERY", "RETRANSMIT")
 	for i := range n.Channels {
 		c := &n.Channels[i]
-		row(t, c.Name, listed(c.Lines, "none"), listed(c.Sessions, "all"), listed(c.Rerequest, "none"), listed([]string{c.RetransmitListen}, ""))
+		row(t, c.Name, listed(c.Lines, "none"), listed(c.Sessions, "all"), listed(c.Rerequest, "none"), listed(c.Recovery, "none"), listed([]string{c.RetransmitListen}, "-"))
 	}
 	if err := t.Flush(); err != nil {
 		return err

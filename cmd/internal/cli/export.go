@@ -9,7 +9,6 @@ import (
 	"net/netip"
 	"time"
 
-	"github.com/dustin/go-humanize"
 	"github.com/moldtape/moldtape/capture/capfile"
 	"github.com/moldtape/moldtape/cmd/internal/binaryfile"
 	"github.com/moldtape/moldtape/cmd/internal/ndjson"
@@ -185,8 +184,8 @@ func (e *env) export(ctx context.Context, name string, fl exportFlags) error {
 	if e.json {
 		return e.printJSON(x.sum)
 	}
-	fmt.Fprintf(e.stderr, "%v  %v  %s messages in %s packets, %s\n", ref, want,
-		humanize.Comma(int64(x.sum.Messages)), humanize.Comma(int64(x.sum.Packets)), format)
+	fmt.Fprintf(e.stderr, "%v  %v  %s in %s, %s\n", ref, want,
+		count(x.sum.Messages, "message"), count(x.sum.Packets, "packet"), format)
 	return nil
 }
 

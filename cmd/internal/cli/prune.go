@@ -96,9 +96,9 @@ func (e *env) prune(ctx context.Context, r store.Retention, dryRun bool) error {
 		fmt.Fprintf(e.stderr, "%s has a damaged seal and is never removed\n", s)
 	}
 	if dryRun {
-		fmt.Fprintf(e.stderr, "%d segments would be removed: %s before, %s after\n", len(rep.Items), humanize.IBytes(rep.BytesBefore), humanize.IBytes(rep.BytesAfter))
+		fmt.Fprintf(e.stderr, "%s would be removed: %s before, %s after\n", count(len(rep.Items), "segment"), humanize.IBytes(rep.BytesBefore), humanize.IBytes(rep.BytesAfter))
 	} else {
-		fmt.Fprintf(e.stderr, "%d segments removed, %d left: %s before, %s after\n", rep.Removed, rep.Left, humanize.IBytes(rep.BytesBefore), humanize.IBytes(rep.BytesAfter))
+		fmt.Fprintf(e.stderr, "%s removed, %d left: %s before, %s after\n", count(rep.Removed, "segment"), rep.Left, humanize.IBytes(rep.BytesBefore), humanize.IBytes(rep.BytesAfter))
 	}
 	return interrupted(ctx, err)
 }
@@ -261,7 +261,7 @@ func (e *env) audit() error {
 		return faultf("%v", broken)
 	}
 	if !e.json {
-		fmt.Fprintf(e.stderr, "%d lines: the chain is whole\n", len(entries))
+		fmt.Fprintf(e.stderr, "%s: the chain is whole\n", count(len(entries), "line"))
 	}
 	return nil
 }

@@ -8,7 +8,6 @@ import (
 	"os"
 	"time"
 
-	"github.com/dustin/go-humanize"
 	"github.com/spf13/cobra"
 
 	"github.com/moldtape/moldtape/cmd/internal/config"
@@ -254,6 +253,10 @@ func (e *env) printRepair(r repairReport) {
 	for _, h := range r.Remaining {
 		fmt.Fprintf(e.stdout, "%s %d..%d missing (%s)\n", r.Session, h.FirstSeq, h.LastSeq, h.Reason)
 	}
-	fmt.Fprintf(e.stderr, "%d holes: %s messages filled, %d holes left; %s messages at their edges are the same\n",
-		r.Holes, humanize.Comma(int64(r.Messages)), len(r.Remaining), humanize.Comma(int64(r.Compared)))
+	if r.Holes == 0 {
+		fmt.Fprintf(e.stderr, "%s: no hole to fill\n", r.Session)
+		return
+	}
+	fmt.Fprintf(e.stderr, "%s: %s filled, %s left; %s at their edges are the same\n", count(r.Holes, "hole"),
+		count(r.Messages, "message"), count(len(r.Remaining), "hole"), count(r.Compared, "message"))
 }

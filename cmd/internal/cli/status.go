@@ -35,11 +35,13 @@ func newStatusCmd(e *env) *cobra.Command {
 		Long: `Show how the node whose --http ADDR (host:port) is given does.
 
 Exit 0: every channel is ok, or has ended. Exit 1: one is degraded, which is
-said with its reasons, or the node cannot be reached, or does not answer. A gap
-younger than a second is shown, and no failure: it is being repaired.
+said with its reasons, or the node cannot be reached, or does not answer. That
+gaps are open is shown, and a failure once they were for a second without a
+break.
 
 next is one past what is held without a hole, durable the same of what is
-synced, head one past the highest held. Of lines, FIRST is how many of the
+synced, head one past the highest held; HOLES counts the ranges missing between,
+those still asked for included. Of lines, FIRST is how many of the
 packets compared with another line's came first, SKEW how much later the others
 came (half of them, 99 %, the latest).`,
 		Example: "  moldtape status 127.0.0.1:26480",
@@ -209,7 +211,10 @@ func printStatus(w io.Writer, d httpd.Document) error {
 		if c.Error != "" {
 			fmt.Fprintf(w, "\n%s: failed: %s", c.Channel, c.Error)
 		}
-		if len(c.Reasons) > 0 || c.Error != "" {
+		for _, f := range c.Recovering {
+			fmt.Fprintf(w, "\n%s: %s %d..%d is fetched from %s (%s): %s so far", c.Channel, f.Session, f.FirstSeq, f.LastSeq, f.Peer, f.State, count(f.Messages, "message"))
+		}
+		if len(c.Reasons) > 0 || len(c.Recovering) > 0 || c.Error != "" {
 			fmt.Fprintln(w)
 		}
 	}

@@ -151,7 +151,7 @@ func channel(e emit, c *capture.Status) {
 	}
 	e.gauge("recovering_messages", "Messages that are being fetched from recovery streams.", float64(left))
 	e.flag("storage_up", "Whether what is received is stored.", !c.Storage.Degraded())
-	e.gauge("storage_waiting_bytes", "Bytes in memory that are not durable yet.", float64(c.Storage.WaitingBytes))
+	e.gauge("storage_waiting_bytes", "Bytes in memory on their way to the disk: blocks to be, and what a failing disk keeps.", float64(c.Storage.WaitingBytes))
 	for i := range c.Lines {
 		line(e.with("line", c.Lines[i].Line), c, i)
 	}
