@@ -431,6 +431,11 @@ func (s *session) settle() error {
 	if err := s.refresh(); err != nil { // it may have been sealed meanwhile
 		return fmt.Errorf("%v: %w", s.ref, err)
 	}
+	if s.remakeSeals() {
+		if err := s.refresh(); err != nil {
+			return fmt.Errorf("%v: %w", s.ref, err)
+		}
+	}
 	open, _ := s.unread()
 	for _, g := range open {
 		err := s.recover(g, func() {})
@@ -687,7 +692,11 @@ func (a *Archive) prepare(r Ref) (*session, io.Closer, error) {
 			return nil, nil, err
 		}
 	}
-	if err := s.refresh(); err != nil {
+	err = s.refresh()
+	if err == nil && s.remakeSeals() {
+		err = s.refresh()
+	}
+	if err != nil {
 		lock.Close()
 		return nil, nil, fmt.Errorf("%v: %w", r, err)
 	}

@@ -260,7 +260,8 @@
 //	swapping                the edit of the manifest is there, and the segment is merged, or it is not; what is
 //	                        then obsolete is removed when it is opened or sealed
 //	between swap and seal   merged, and sealed when it is recovered
-//	sealing                 no seal.json: recovered and sealed again; seal.json.tmp is written over
+//	sealing                 no seal.json: recovered and sealed again; seal.json.tmp is written over. Where
+//	                        others name it, it was lost later: it is made again, to the byte
 //	writing session.json    the old one, or it is made again
 //	copying to a new take   what it has in common with the one before is in session.json before
 //	                        anything of it is stored: the next capture goes on, or repair

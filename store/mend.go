@@ -65,6 +65,7 @@ type mending struct {
 
 	made     bool // session.json is to be made again
 	unproven bool // a seal is not the one that session.json names
+	lost     bool // only seals that are gone are made again
 }
 
 func (m *mending) fs() vfs.FS { return m.a.o.FS }

@@ -348,3 +348,39 @@ func TestMendAcknowledges(t *testing.T) {
 		t.Errorf("the log looks whole: %v", err)
 	}
 }
+
+// A seal that is gone is made again, to the byte, by whoever opens the
+// recording next: a segment that was sealed is never taken for one that was not.
+func TestSealGone(t *testing.T) {
+	for n := 1; n <= 3; n++ {
+		for _, how := range []string{"read", "written"} {
+			t.Run(fmt.Sprintf("%d %s", n, how), func(t *testing.T) {
+				fs := vfs.NewMem()
+				a, ref := sealedThrice(t, fs)
+				path := fs.PathJoin(a.sessionDir(ref), segmentName(n), sealFile)
+				was, err := readFile(fs, path)
+				if err != nil {
+					t.Fatal(err)
+				}
+				if err := fs.Remove(path); err != nil {
+					t.Fatal(err)
+				}
+				a = reopened(t, a)
+				r := moldcast.Range{First: 1, Next: 1501}
+				if how == "written" {
+					w := writer(t, a, "S")
+					fillRange(t, w, moldcast.Range{First: 1501, Next: 1601}, 5)
+					if err := w.Close(); err != nil {
+						t.Fatal(err)
+					}
+					r.Next = 1601
+				}
+				check(t, view(t, a, ref), r)
+				if is, err := readFile(fs, path); err != nil || !bytes.Equal(is, was) {
+					t.Errorf("%v\n%s\nwas\n%s", err, is, was)
+				}
+				verify(t, a)
+			})
+		}
+	}
+}

@@ -23,7 +23,7 @@ func (m *mending) seals() error {
 	}
 	for i := range c {
 		l := &c[i]
-		if l.sum != "" || l.pruned {
+		if l.sum != "" || l.pruned || m.lost && l.file != nil {
 			continue
 		}
 		want := "" // the sum that others name
@@ -46,6 +46,38 @@ func (m *mending) seals() error {
 		}
 	}
 	return nil
+}
+
+// remakeSeals makes seals again that are gone, where others name them, before
+// their segments are taken for such as were never sealed: sealed anew they would
+// come out otherwise. It reports whether there were any. REQUIRES: the lock of
+// the recording.
+func (s *session) remakeSeals() bool {
+	open, _ := s.unsealed()
+	if len(open) == 0 {
+		return false
+	}
+	s.mu.Lock()
+	newest := s.newest.Segment
+	for _, g := range s.segs {
+		if g.sealed {
+			newest = max(newest, g.num)
+		}
+	}
+	s.mu.Unlock()
+	if open[0].num > newest {
+		return false
+	}
+	m := &mending{a: s.a, s: s, ref: s.ref, by: "recovery", lost: true}
+	if err := m.seals(); err != nil {
+		s.a.o.Log.Error("a seal that is gone cannot be made again", "session", s.ref, "err", err)
+	}
+	for _, x := range m.out {
+		if !x.Restored {
+			s.a.o.Log.Error("a seal that is gone cannot be made again", "file", x.File, "why", x.How)
+		}
+	}
+	return slices.ContainsFunc(m.out, func(x Mended) bool { return x.Restored })
 }
 
 // link is one seal of a recording, by what there is of it.

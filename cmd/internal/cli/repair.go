@@ -73,6 +73,9 @@ type repairReport struct {
 
 	// Messages whose segment is damaged around them, written anew.
 	Rewritten uint64 `json:"rewritten"`
+
+	// What is wrong all the same, by a second look.
+	Faults []store.Fault `json:"faults,omitempty"`
 	repair.Result
 }
 
@@ -143,6 +146,14 @@ func (e *env) repair(ctx context.Context, name string, f repairFlags) error {
 		}
 	}
 	out.OK = err == nil && len(out.Remaining) == 0 && len(unmended) == 0
+	if out.OK && len(scan.Faults) > 0 {
+		again, err := a.Verify(ctx, []store.Ref{ref}, nil)
+		if err != nil {
+			return interrupted(ctx, err)
+		}
+		out.Faults = again.Faults
+		out.OK = len(out.Faults) == 0
+	}
 	if e.json {
 		if err := e.printJSON(out); err != nil {
 			return err
@@ -166,6 +177,8 @@ func (e *env) repair(ctx context.Context, name string, f repairFlags) error {
 		return faultf("%s", text)
 	case len(unmended) > 0:
 		return faultf("%v: not everything can be restored: %v", ref, unmended[0])
+	case len(out.Faults) > 0:
+		return faultf("%v: not everything can be restored: %v", ref, out.Faults[0])
 	}
 	return nil
 }
@@ -246,6 +259,9 @@ func (e *env) printRepair(r repairReport) {
 			what = "restored"
 		}
 		fmt.Fprintf(e.stdout, "%s %s: %s\n", m.File, what, m.How)
+	}
+	for _, f := range r.Faults {
+		fmt.Fprintf(e.stdout, "%v\n", f)
 	}
 	for _, f := range r.Filled {
 		fmt.Fprintf(e.stdout, "%s %d..%d filled from %s\n", r.Session, f.FirstSeq, f.LastSeq, f.Source)
