@@ -524,7 +524,7 @@ func (o output) Mark(s *arbiter.Session, m moldcast.Mark) { o.sink(s).Mark(m) }
 func (o output) Hole(s *arbiter.Session, h moldcast.Hole) {
 	o.sink(s).Hole(h)
 	if c := o.c; c.alarm(&c.holeAlarm) {
-		c.cfg.Log.Warn("hole on record; asked for in the background", "channel", c.cfg.Channel, "session", s.Name(), "range", h.Range, "messages", h.Range.Len(), "holes_not_logged", c.quietHoles)
+		c.cfg.Log.Warn("hole on record; it is filled if its messages still come", "channel", c.cfg.Channel, "session", s.Name(), "range", h.Range, "messages", h.Range.Len(), "holes_not_logged", c.quietHoles)
 		c.quietHoles = 0
 	} else {
 		c.quietHoles++

@@ -167,7 +167,7 @@ func (e *env) repair(ctx context.Context, name string, f repairFlags) error {
 		return interrupted(ctx, err)
 	case len(out.Remaining) > 0:
 		left := out.Remaining[0]
-		text := fmt.Sprintf("%v: %d holes are left, the first is %d..%d", ref, len(out.Remaining), left.FirstSeq, left.LastSeq)
+		text := fmt.Sprintf("%v: %s left, the first is %d..%d", ref, count(len(out.Remaining), "hole"), left.FirstSeq, left.LastSeq)
 		if failed != nil {
 			return faultf("%s: %w", text, failed)
 		}

@@ -139,6 +139,7 @@ func TestStatusTable(t *testing.T) {
 		degradedFor("slow", capture.ReasonGap, time.Minute),
 	}}
 	d.Channels[1].Since = &since
+	d.Channels[0].Recovering = []capture.Recovering{{Session: moldcast.Session{'D', 'A', 'Y', ' ', ' ', ' ', ' ', ' ', ' ', ' '}, Peer: "10.0.0.1:9", State: "streaming", FirstSeq: 5, LastSeq: 99, Messages: 1}}
 	var out bytes.Buffer
 	if err := printStatus(&out, d); err != nil {
 		t.Fatal(err)
@@ -148,6 +149,7 @@ func TestStatusTable(t *testing.T) {
 		"itch ok DAY@2 900 800 700 1 50ms 12,346 0",
 		"itch A 239.0.0.1:1 live 1,500 2,000 10 (0.5%) 75.0% 12µs 346µs 12.3ms 0",
 		"itch B 239.0.0.2:1 silent 0 0 0 - - - - 0",
+		"itch: DAY 5..99 is fetched from 10.0.0.1:9 (streaming): 1 message so far",
 		"slow degraded - - - - - - 0 0",
 		"slow: gap since 2026-01-02T03:03:05.000000Z: so it is; next try 2026-01-02T03:04:05.002000Z DAY@1 4..9, tried 2 times … and 2 more",
 	} {

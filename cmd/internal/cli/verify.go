@@ -5,6 +5,7 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
+	"slices"
 
 	"github.com/dustin/go-humanize"
 	"github.com/spf13/cobra"
@@ -28,7 +29,7 @@ func newVerifyCmd(e *env) *cobra.Command {
 		Long: `Read every block of the sessions named, or of all, and check checksums, hashes,
 continuity and the chain of seals. Each fault is printed with its segment and
 range; with any, the exit code is 1. What another process captures is checked
-up to its sealed end.
+up to its sealed end. Holes on record are told, and no fault.
 
 --root prints FIRST..LAST HASH for each run of coverage, where HASH depends on
 the messages alone: two archives that hold the same print the same.`,
@@ -140,6 +141,9 @@ func (e *env) verify(ctx context.Context, names []string, o verifyFlags, within 
 			}
 			fmt.Fprintln(e.stdout, line)
 		}
+		if err := e.namesHoles(a, refs); err != nil {
+			return err
+		}
 		fmt.Fprintf(e.stderr, "%s, %s, %s, %s in %s compressed: %s\n",
 			count(report.Sessions, "session"), count(report.Segments, "segment"), count(report.Blocks, "block"), count(report.Messages, "message"),
 			humanize.IBytes(report.Bytes), count(len(report.Faults), "fault"))
@@ -149,6 +153,21 @@ func (e *env) verify(ctx context.Context, names []string, o verifyFlags, within 
 	}
 	if !out.OK {
 		return &exitError{code: exitFault}
+	}
+	return nil
+}
+
+// namesHoles says which of the sessions, or of all, have holes: they are no
+// fault of the archive, and yet it is not complete.
+func (e *env) namesHoles(a *store.Archive, refs []store.Ref) error {
+	list, err := a.Sessions()
+	if err != nil {
+		return err
+	}
+	for _, i := range list {
+		if i.Holes > 0 && (len(refs) == 0 || slices.Contains(refs, i.Ref())) {
+			fmt.Fprintf(e.stderr, "%v has %s, no fault: `moldtape show` lists what is missing\n", i.Ref(), count(i.Holes, "hole"))
+		}
 	}
 	return nil
 }
