@@ -11,7 +11,7 @@ import (
 type Trouble struct {
 	Err     error     // nil: all is well
 	Since   time.Time // when it began
-	Waiting int64     // bytes in memory that are not durable yet, also when all is well
+	Waiting int64     // bytes in memory on their way to the disk, also when all is well: their tail records may be durable
 }
 
 // Storage is how a channel's archive does: "ok", or "failing", with why, since
