@@ -213,7 +213,8 @@
 //
 // A tail record that fails its checks costs what it held and what follows in
 // its stream, 64 KiB of messages and one record more at most, while no block
-// holds it. It is named by Verify, and kept.
+// holds it. It is kept, also in the segment once sealed, and Verify names it: as a
+// fault while there is a hole in or beside what the segment holds, else as a note.
 //
 // Pebble takes the first place in its log that is not sound for the end of it.
 // Where sound records lie behind, they are written again when the segment is

@@ -151,16 +151,7 @@ type checked struct {
 	good   gap.Set            // what sound blocks hold
 	sound  map[[2]uint64]bool // of blocks on record as damaged, by segment and key, those that are not
 	damage []damage
-}
-
-// damage is messages that cannot be read from where they lie. Whether it is a
-// fault is known when all segments were read.
-type damage struct {
-	fault  Fault
-	seg    int
-	block  moldcast.Seq // its key, or its first sequence
-	ranges []moldcast.Range
-	also   []Fault // what follows from it
+	tails  []badTails
 }
 
 type checkedSegment struct {
@@ -483,6 +474,7 @@ func (v *verification) session(ctx context.Context, c *checked) error {
 	}
 	v.overlaps(c)
 	v.settle(c)
+	v.settleTails(c, locked && len(open) > 0)
 	return nil
 }
 
@@ -694,6 +686,10 @@ func (v *verification) segment(ctx context.Context, c *checked, s *checkedSegmen
 				}
 			}
 		}
+	}
+	if err == nil && s.sealed {
+		// Kept by who recovered it, since they could not be read.
+		err = v.tails(c, s, h.db, dec)
 	}
 	partly := err != nil && ctx.Err() == nil && isDamage(err) && s.seal != nil && len(s.seal.Coverage) > 0
 	if partly {
