@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"io"
 	"time"
+	"unicode/utf8"
 
 	"github.com/cockroachdb/pebble/v2/vfs"
 
@@ -348,6 +349,9 @@ func follows(text []byte, prev string) bool {
 // parseAuditLine is an entry, or says why the line is none.
 func parseAuditLine(text []byte) (e AuditEntry, problem string) {
 	const none = "it is no entry of the log"
+	if !utf8.Valid(text) { // which json takes for U+FFFD, and writes nowhere
+		return AuditEntry{}, none
+	}
 	d := json.NewDecoder(bytes.NewReader(text))
 	if err := d.Decode(&e); err != nil || d.More() || e.Event == "" || e.Time.IsZero() {
 		return AuditEntry{}, none

@@ -79,6 +79,7 @@ func TestAuditOfBrokenLog(t *testing.T) {
 		{"removed", [][]byte{lines[0], lines[2], lines[3]}, []int{2}},
 		{"no entry", [][]byte{lines[0], lines[1], lines[2], []byte("what\n"), lines[3]}, []int{4, 5}},
 		{"last no entry", [][]byte{lines[0], lines[1], []byte("what\n")}, []int{3}},
+		{"last no text", [][]byte{lines[0], lines[1], bytes.Replace(lines[2], []byte("S2"), []byte("\xd32"), 1)}, []int{3}},
 		{"endless", [][]byte{lines[0], long}, []int{2}},
 		{"long", [][]byte{lines[0], long, {'\n'}}, []int{2}},
 	} {

@@ -224,7 +224,11 @@ func TestFlippedBits(t *testing.T) {
 			t.Errorf("%s: after the repair verify exits %d:\n%s%s\nbefore:\n%s\nrepair:\n%s", name, code, left, stderr, faults, out)
 		}
 		if files[k] == "audit.log" {
-			if b, _ := os.ReadFile(path); !bytes.HasPrefix(b, goodLog) {
+			proven := goodLog
+			if at >= lastLine {
+				proven = goodLog[:lastLine] // another text of the last line is one that nothing contradicts
+			}
+			if b, _ := os.ReadFile(path); !bytes.HasPrefix(b, proven) {
 				t.Errorf("%s: the log is not what it was:\n%s", name, b)
 			}
 		}
