@@ -67,12 +67,17 @@ func inNamespace(t *testing.T) (ok bool) {
 	return false
 }
 
-// ip runs ip(8), or ends the test: a kernel that has no such device is no
-// fault.
+// ip runs ip(8), or ends the test: that a kernel has no such device is no
+// fault, anything else is.
 func ip(t *testing.T, args string) {
 	t.Helper()
-	if out, err := exec.Command("ip", strings.Fields(args)...).CombinedOutput(); err != nil {
+	out, err := exec.Command("ip", strings.Fields(args)...).CombinedOutput()
+	switch {
+	case err == nil:
+	case strings.HasPrefix(args, "link add "), strings.HasPrefix(args, "tuntap add "):
 		t.Skipf("ip %s: %v: %s", args, err, out)
+	default:
+		t.Fatalf("ip %s: %v: %s", args, err, out)
 	}
 }
 

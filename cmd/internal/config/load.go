@@ -361,7 +361,17 @@ func kind(n *yaml.Node) string {
 	if n.Tag == "!!null" {
 		return "empty"
 	}
-	return "the single value " + strconv.Quote(n.Value)
+	// Of a file that is none, that may be all of it.
+	return "the single value " + strconv.Quote(clip(n.Value))
+}
+
+// clip is text short enough to be quoted in an error.
+func clip(s string) string {
+	const most = 64
+	if len(s) <= most {
+		return s
+	}
+	return s[:most] + "…"
 }
 
 // hint says what an unknown key may have been meant for.
