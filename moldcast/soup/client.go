@@ -1,7 +1,9 @@
 package soup
 
 import (
+	"crypto/sha256"
 	"fmt"
+	"hash"
 	"time"
 
 	"github.com/moldtape/moldtape/moldcast"
@@ -27,10 +29,17 @@ const (
 	Hole                     // Range: the server lacks it, and will close
 	Debug                    // Text
 	End                      // First: one past the last message of the session
+
+	// To a login as SnapshotUser, after Accepted and before the first Data:
+	// NoSnapshot, or the others in this order.
+	NoSnapshot    // the messages begin at the start of the session
+	Snapshot      // First: the state after all messages below it; Size; Sum
+	SnapshotBytes // Bytes: what follows those before
+	SnapshotDone  // all came, with the hash announced
 )
 
-// Event is what a Client makes of what came. Msgs and Text are valid until the
-// next call of Receive.
+// Event is what a Client makes of what came. Msgs, Text and Bytes are valid
+// until the next call of Receive.
 type Event struct {
 	Kind    Kind
 	Session moldcast.Session
@@ -38,6 +47,10 @@ type Event struct {
 	Msgs    moldcast.Messages // consecutive, framed as MoldUDP64 frames them
 	Range   moldcast.Range
 	Text    string // printable ASCII, at most 1024 bytes
+
+	Size  uint64   // of a snapshot, bytes
+	Sum   [32]byte // its SHA-256
+	Bytes []byte   // of it, 1 to MaxSnapshotData
 }
 
 // batchBytes is how much data an event gathers before it is handed out.
@@ -58,6 +71,13 @@ type Client struct {
 	msgs   []byte
 	count  int
 	events [2]Event
+
+	snap struct {
+		state    snapshotState
+		at, size uint64
+		sum      [32]byte
+		hash     hash.Hash // nil: none was asked for
+	}
 }
 
 type clientState uint8
@@ -74,7 +94,11 @@ func NewClient(now moldcast.Instant, l Login) *Client {
 	if err := l.Validate(); err != nil {
 		panic(err)
 	}
-	return &Client{login: l, in: decoder{keep: MaxMessage}, out: appendLogin(nil, l), heard: now, sent: now}
+	c := &Client{login: l, in: decoder{keep: MaxMessage}, out: appendLogin(nil, l), heard: now, sent: now}
+	if l.WantsSnapshot() {
+		c.snap.hash = sha256.New()
+	}
+	return c
 }
 
 // Output is what is to be sent, and is taken to be sent now. It is valid until
@@ -150,6 +174,10 @@ func (c *Client) frame(f frame) (Event, error) {
 		}
 		c.state = closed
 		return Event{}, &RejectedError{Code(f.payload[0])}
+	case c.state == streaming && f.typ == typeUnsequenced && c.snap.hash != nil:
+		return c.snapshot(f)
+	case c.state == streaming && c.snap.state != notAsked && (f.typ == typeSequenced || f.typ == typeEnd):
+		return Event{}, fmt.Errorf("%w: %w", ErrSnapshot, errEarly)
 	case c.state == streaming && f.typ == typeSequenced:
 		if c.next == ^moldcast.Seq(0) {
 			return Event{}, ErrSequence
@@ -164,7 +192,7 @@ func (c *Client) frame(f frame) (Event, error) {
 		}
 		c.state = closed
 		return Event{Kind: End, First: c.next}, nil
-	case c.state == closed && f.typ == typeSequenced:
+	case c.state == closed && (f.typ == typeSequenced || f.typ == typeUnsequenced && c.snap.hash != nil):
 		return Event{}, nil // what was on its way when we logged out
 	}
 	return Event{}, fmt.Errorf("%w: %q", ErrType, f.typ)
@@ -188,6 +216,9 @@ func (c *Client) accepted(f frame) (Event, error) {
 		return Event{}, fmt.Errorf("%w: accepted at 0", ErrSequence)
 	}
 	c.state, c.next = streaming, e.First
+	if c.snap.hash != nil {
+		c.snap.state = announced
+	}
 	return e, nil
 }
 

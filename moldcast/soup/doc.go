@@ -14,6 +14,7 @@
 //	          J  code: A not authorised, S session not available; then it closes
 //	          S  a message; its sequence is implied
 //	          H  heartbeat    Z  end of session    +  debug
+//	          U  a packet of a snapshot, to who asked for one (see below)
 //
 // Numbers are ASCII, padded on the left with spaces; names are padded on the
 // right. A login asks for sequence 0: the most recent, 1: the start of the
@@ -31,4 +32,43 @@
 // client logs in again at TO+1. Where the server waits for what may yet come it
 // says "gap FROM..TO", once, and sends heartbeats. Z comes only after the last message of a
 // session that has ended.
+//
+// # Snapshots
+//
+// A snapshot is opaque bytes that an application stored with a session: its
+// state after all messages below the sequence of the snapshot, which is
+// exclusive. What follows it begins with the message at that very sequence.
+//
+// A client asks for one by the user name SNAP (padded with
+// spaces: "SNAP  "), and never gets one otherwise. So can any client of
+// SoupBinTCP: what comes is unsequenced data, U, of the server. The sequence of
+// such a login is an upper bound:
+//
+//	N  the newest snapshot at or before N, that is with a sequence <= N
+//	0  the newest
+//
+// Only one whose sequence the server's messages reach, and from which on nothing
+// was pruned, is sent. The sequence in A is, exactly, that of the snapshot, and
+// of the first message behind it. Where that message is missing, "hole" or "gap"
+// follows the snapshot, from that sequence on. Where there is no such snapshot, A
+// and the messages are those that a login without SNAP gets with sequence 1: the
+// session from its start; so that in either case all there is up to N, and
+// beyond, follows from what is sent.
+//
+// Right after A, before any S or Z, come in U:
+//
+//	B  seq u64, size u64, sha256[32]   the snapshot begins: its sequence, bytes, hash
+//	D  at u64, bytes                   its bytes from at on, 1 to 65525; in order, without a gap
+//	E  size u64                        it is whole
+//
+// or, where there is none, and that is all,
+//
+//	N
+//
+// The kind is one byte, and the first of the payload. A snapshot of no bytes is B
+// and E. H and + may come between. Where the server cannot read on (a flipped bit
+// in what it stored is never sent) it says so in a debug packet and closes before
+// E; the next login gets the next older one. A Client checks order, size and
+// hash: SnapshotDone comes only of what is whole, and nothing is to be believed
+// before. How large a snapshot may be is for the owner to decide, by Size.
 package soup

@@ -177,6 +177,14 @@ func drive(out *strings.Builder, c *Client, now moldcast.Instant, b []byte) erro
 				fmt.Fprintf(out, "gap [%d,%d)\n", e.Range.First, e.Range.Next)
 			case Debug:
 				fmt.Fprintf(out, "debug %q\n", e.Text)
+			case NoSnapshot:
+				fmt.Fprintln(out, "no snapshot")
+			case Snapshot:
+				fmt.Fprintf(out, "snapshot at %d of %d bytes, %x\n", e.First, e.Size, e.Sum[:4])
+			case SnapshotBytes:
+				fmt.Fprintf(out, "snapshot %q\n", e.Bytes)
+			case SnapshotDone:
+				fmt.Fprintf(out, "snapshot done, next %d\n", e.First)
 			case End:
 				fmt.Fprintf(out, "end at %d\n", e.First)
 			}
