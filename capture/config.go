@@ -55,6 +55,8 @@ type Config struct {
 	RecoveryThreshold uint64
 	RecoveryBytes     int64                                                    // a stream waits while so many bytes of a session wait to be durable: the rest is for the lines; default 16 MiB
 	DialRecovery      func(ctx context.Context, addr string) (net.Conn, error) // default TCP
+	RecoveryUser      string                                                   // of the logins there, at most 6 bytes …
+	RecoveryPassword  string                                                   // … and at most 10
 
 	ReorderWait  time.Duration // how long early messages stay in memory; default 2 ms; negative: not at all
 	ReorderBytes int64         // and how many bytes of them; default 64 MiB
@@ -140,6 +142,8 @@ func (c *Config) Validate() error {
 		return fmt.Errorf("%w: channel %s has %d lines; at most %d", ErrConfig, c.Channel, len(c.Lines), MaxLines)
 	case c.RerequestSource && c.RerequestPort == 0:
 		return fmt.Errorf("%w: channel %s asks the stream's source but no port is given", ErrConfig, c.Channel)
+	case len(c.RecoveryUser) > 6 || len(c.RecoveryPassword) > 10:
+		return fmt.Errorf("%w: channel %s has a recovery user of more than 6 bytes, or a password of more than 10", ErrConfig, c.Channel)
 	case c.ReorderBytes < 0, c.NakRate < 0, c.NakRetry < 0, c.NakBudget < 0, c.EndTimeout < 0, c.HeartbeatInterval < 0:
 		return fmt.Errorf("%w: channel %s has a negative limit", ErrConfig, c.Channel)
 	}

@@ -70,7 +70,8 @@ func (f *fetch) connect(ctx context.Context, from moldcast.Seq, proof moldcast.R
 	defer conn.Close()
 	defer context.AfterFunc(ctx, func() { conn.Close() })()
 	now := f.c.clock.Now()
-	s := &stream{f: f, conn: conn, last: now, m: soup.NewClient(now, soup.Login{Session: f.name, Seq: from}), proof: proof}
+	login := soup.Login{User: f.c.cfg.RecoveryUser, Password: f.c.cfg.RecoveryPassword, Session: f.name, Seq: from}
+	s := &stream{f: f, conn: conn, last: now, m: soup.NewClient(now, login), proof: proof}
 	err = s.read()
 	if err == nil {
 		s.m.Logout()

@@ -8,6 +8,7 @@ import (
 
 	"github.com/moldtape/moldtape/capture"
 	"github.com/moldtape/moldtape/capture/arbiter"
+	"github.com/moldtape/moldtape/cmd/internal/credentials"
 	"github.com/moldtape/moldtape/moldcast"
 	"github.com/moldtape/moldtape/moldcast/gap"
 	"github.com/moldtape/moldtape/moldcast/mcast"
@@ -76,8 +77,8 @@ func (c *Channel) Names() []string {
 }
 
 // Capture is the configuration of each channel of n, which is valid, by the
-// names that Names gives, in their order. Names of servers are resolved; those
-// that cannot be are what is wrong.
+// names that Names gives, in their order. Names of servers are resolved, files
+// of logins and certificates are read; those that cannot be are what is wrong.
 func (n *Node) Capture() ([]capture.Config, []Problem) {
 	var ps problems
 	out := make([]capture.Config, 0, len(n.Channels))
@@ -98,6 +99,14 @@ func (n *Node) Capture() ([]capture.Config, []Problem) {
 		}
 		if c.ReorderWait == 0 {
 			cfg.ReorderWait = -1 // an explicit 0 is "do not wait"
+		}
+		if peers := (credentials.ClientFiles{Login: c.RecoveryLogin, TLS: c.RecoveryTLS, CA: c.RecoveryTLSCA}); peers != (credentials.ClientFiles{}) {
+			client, err := peers.Open()
+			if err != nil {
+				ps.add(path("channels", i, "recovery"), ": %v", err)
+				continue
+			}
+			cfg.DialRecovery, cfg.RecoveryUser, cfg.RecoveryPassword = client.Dial, client.User, client.Password
 		}
 		switch c.Start {
 		case "beginning":

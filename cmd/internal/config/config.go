@@ -62,7 +62,10 @@ type Channel struct {
 	RerequestPort    int
 	Recovery         []string // recovery streams of peers, HOST:PORT
 	Threshold        int      // of recovery
-	RetransmitListen string   // of this channel alone, as the next; only in a file
+	RecoveryLogin    string   // file of the user and password of the logins there
+	RecoveryTLS      bool
+	RecoveryTLSCA    string // file of who vouches for the peers
+	RetransmitListen string // of this channel alone, as the next; only in a file
 	RecoveryListen   string
 
 	SequenceCovers    string
@@ -162,6 +165,9 @@ func (c *Channel) Fields() []Field {
 		{"rerequest_port", "rerequest-port", "`PORT` of --rerequest source", integer{&c.RerequestPort}},
 		{"recovery", "recovery", "recovery stream of a peer, `HOST:PORT` (repeat): long gaps are fetched from it", texts{&c.Recovery}},
 		{"recovery_threshold", "recovery-threshold", "fetch gaps of more than `N` messages from --recovery; without a request server every gap is", integer{&c.Threshold}},
+		{"recovery_login", "recovery-login", "log in to --recovery as `FILE` says, in one line USER:PASSWORD", text{&c.RecoveryLogin}},
+		{"recovery_tls", "recovery-tls", "--recovery by TLS", boolean{&c.RecoveryTLS}},
+		{"recovery_tls_ca", "recovery-tls-ca", "the same, with peers that a certificate of this PEM `FILE` vouches for, instead of the system's", text{&c.RecoveryTLSCA}},
 		{"retransmit_listen", "", "", text{&c.RetransmitListen}},
 		{"recovery_listen", "", "", text{&c.RecoveryListen}},
 		{"sequence_covers", "sequence-covers", "`channel|line`: the lines are copies of one stream, or each has numbers of its own and is recorded as CHANNEL.A, CHANNEL.B …", text{&c.SequenceCovers}},

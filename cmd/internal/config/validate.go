@@ -257,6 +257,9 @@ func (c *Channel) validate(at string, ps *problems) {
 			ps.add(fmt.Sprintf("%s.recovery[%d]", at, i), " %v", err)
 		}
 	}
+	if len(c.Recovery) == 0 && (c.RecoveryLogin != "" || c.RecoveryTLS || c.RecoveryTLSCA != "") {
+		ps.add(at+".recovery", " is missing: {recovery_login}, {recovery_tls} and {recovery_tls_ca} are of the peers that it names")
+	}
 	if c.Threshold < 1 {
 		ps.add(at+".recovery_threshold", " %d: want at least 1 message", c.Threshold)
 	}
