@@ -12,6 +12,7 @@ import (
 
 	"github.com/moldtape/moldtape/moldcast"
 	"github.com/moldtape/moldtape/moldcast/gap"
+	"github.com/moldtape/moldtape/moldcast/hist"
 	"github.com/moldtape/moldtape/replay/pace"
 )
 
@@ -59,7 +60,7 @@ type conductor struct {
 	mark  []byte
 
 	rep         Report
-	late        histogram
+	late        hist.Fine
 	any         bool
 	firstTime   moldcast.Stamp // recorded, of the first packet
 	first, last moldcast.Instant
@@ -418,7 +419,7 @@ func (c *conductor) account(o *outlet, items []item, dues []moldcast.Instant, be
 		c.rep.Bytes += uint64(it.bytes)
 		if !c.cfg.Pace.Max {
 			at := before + (after-before)*moldcast.Instant(i+1)/n
-			c.late.add(time.Duration(at - dues[i]))
+			c.late.Add(int64(at - dues[i]))
 		}
 		o.space.sent(moldcast.Range{First: it.first, Next: it.next}, o.jumped)
 		o.jumped = false
@@ -562,9 +563,13 @@ func (c *conductor) report() Report {
 		r.Elapsed = time.Duration(c.last - c.first).Seconds()
 		r.Scheduled = time.Duration(c.due1 - c.due0).Seconds()
 		r.PacingError = Errors{
-			P50: c.late.quantile(0.5).Seconds(), P99: c.late.quantile(0.99).Seconds(),
-			P999: c.late.quantile(0.999).Seconds(), Max: time.Duration(c.late.max).Seconds(),
+			P50: c.lateness(0.5), P99: c.lateness(0.99), P999: c.lateness(0.999), Max: c.lateness(1),
 		}
 	}
 	return r
+}
+
+// lateness is the quantile q of how late packets went, in seconds.
+func (c *conductor) lateness(q float64) float64 {
+	return time.Duration(c.late.Quantile(q)).Seconds()
 }

@@ -108,33 +108,3 @@ func TestEveryMessageOnceInOrder(t *testing.T) {
 		}
 	})
 }
-
-func TestHistogram(t *testing.T) {
-	var h histogram
-	if h.quantile(0.5) != 0 {
-		t.Error("an empty histogram has a median")
-	}
-	for _, d := range []time.Duration{-5, 0, 1, 31, 32, 33, 1000, 1e6, 1 << 62} {
-		one := histogram{}
-		one.add(d)
-		if got := one.quantile(0.5); got != max(d, 0) {
-			t.Errorf("%d alone: median %d", d, got)
-		}
-	}
-	for i := range 100_000 {
-		h.add(time.Duration(i))
-	}
-	for _, q := range []float64{0.5, 0.99, 0.999, 1} {
-		want := q * 100_000
-		if got := float64(h.quantile(q)); got < want*0.999-1 || got > want*1.04 {
-			t.Errorf("quantile %v: %v, want about %v", q, got, want)
-		}
-	}
-	for v := uint64(1); v != 0; v <<= 1 {
-		for _, x := range []uint64{v - 1, v, v + 1, ^uint64(0)} {
-			if i := bucketOf(x); i >= len(h.buckets) || bucketTop(i) < x || i > 0 && bucketTop(i-1) >= x {
-				t.Fatalf("%d falls into bucket %d", x, i)
-			}
-		}
-	}
-}

@@ -9,26 +9,36 @@ import (
 )
 
 func TestBucketsAdjoin(t *testing.T) {
-	for i := range Buckets - 1 {
-		top := Top(i)
-		if Bucket(top) != i || Bucket(top+1) != i+1 {
-			t.Fatalf("bucket %d ends at %d, which is in %d; the next value in %d", i, top, Bucket(top), Bucket(top+1))
+	for sub, buckets := range map[int]int{eighth: Buckets, thirtieth: fine} {
+		for i := range buckets - 1 {
+			end := top(i, sub)
+			if bucket(end, sub) != i || bucket(end+1, sub) != i+1 {
+				t.Fatalf("1/%d: bucket %d ends at %d, which is in %d; the next value in %d", 1<<sub, i, end, bucket(end, sub), bucket(end+1, sub))
+			}
+		}
+		if bucket(math.MaxInt64, sub) != buckets-1 || bucket(-5, sub) != 0 || top(buckets-1, sub) != math.MaxInt64 {
+			t.Fatal("the ends are not where they belong")
+		}
+		if lo := top(buckets-2, sub); lo < 17*60e9 {
+			t.Fatalf("the last bucket begins at %d ns", lo)
 		}
 	}
-	if Bucket(math.MaxInt64) != Buckets-1 || Bucket(-5) != 0 || Top(Buckets-1) != math.MaxInt64 {
-		t.Fatal("the ends are not where they belong")
-	}
-	if lo := Top(Buckets - 2); lo < 17*60e9 {
-		t.Fatalf("the last bucket begins at %d ns", lo)
+	if Bucket(1000) != bucket(1000, eighth) || Top(50) != top(50, eighth) {
+		t.Fatal("Bucket and Top are not a Histogram's")
 	}
 }
 
 // TestQuantiles: against all values, sorted; merged from two as well.
 func TestQuantiles(t *testing.T) {
+	t.Run("1/8", func(t *testing.T) { quantiles[[Buckets]uint64](t, 1.125) })
+	t.Run("1/32", func(t *testing.T) { quantiles[[fine]uint64](t, 1.03125) })
+}
+
+func quantiles[C Counts](t *testing.T, factor float64) {
 	rapid.Check(t, func(t *rapid.T) {
 		values := rapid.SliceOfN(rapid.OneOf(rapid.Int64Range(0, 100), rapid.Int64Range(0, 1e12)), 1, 200).Draw(t, "values")
 		cut := rapid.IntRange(0, len(values)).Draw(t, "cut")
-		var h, o Histogram
+		var h, o Of[C]
 		var sum uint64
 		for i, v := range values {
 			sum += uint64(v)
@@ -45,7 +55,7 @@ func TestQuantiles(t *testing.T) {
 		}
 		for _, q := range []float64{0, 0.5, 0.9, 0.99, 1} {
 			want := values[max(0, int(math.Ceil(q*float64(len(values))))-1)]
-			if got := h.Quantile(q); got < want || float64(got) > float64(want)*1.125 {
+			if got := h.Quantile(q); got < want || float64(got) > float64(want)*factor {
 				t.Fatalf("quantile %v is %d, want %d", q, got, want)
 			}
 		}
@@ -67,7 +77,8 @@ func TestEmpty(t *testing.T) {
 
 func TestAddDoesNotAllocate(t *testing.T) {
 	var h, o Histogram
-	if n := testing.AllocsPerRun(100, func() { h.Add(12345); o.Merge(&h); h.Quantile(0.99) }); n != 0 {
+	var f Fine
+	if n := testing.AllocsPerRun(100, func() { h.Add(12345); o.Merge(&h); h.Quantile(0.99); f.Add(5); f.Quantile(0.5) }); n != 0 {
 		t.Fatalf("%v allocations", n)
 	}
 }

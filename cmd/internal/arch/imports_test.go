@@ -29,7 +29,7 @@ var allowed = map[string][]string{
 	"store/block":      {"moldcast", "moldcast/gap"},
 	"retransmit":       {"moldcast", "moldcast/mcast", "moldcast/soup", "retransmit/admit"},
 	"retransmit/admit": {"moldcast"},
-	"replay":           {"moldcast", "moldcast/gap", "moldcast/mcast", "replay/pace"},
+	"replay":           {"moldcast", "moldcast/gap", "moldcast/hist", "moldcast/mcast", "replay/pace"},
 	"replay/pace":      {"moldcast", "moldcast/gap"},
 }
 
