@@ -12,14 +12,13 @@ import (
 
 	"github.com/moldtape/moldtape/moldcast"
 	"github.com/moldtape/moldtape/moldcast/gap"
-	"github.com/moldtape/moldtape/moldcast/hist"
 	"github.com/moldtape/moldtape/replay/pace"
 )
 
 const (
 	batchSize   = 64 // datagrams of one Send at most: what one system call takes
 	maxHoleLogs = 20 // holes that are logged one by one
-	firstRetry  = time.Millisecond
+	firstRetry  = 100 * time.Microsecond
 	lastRetry   = 100 * time.Millisecond
 )
 
@@ -36,6 +35,7 @@ type conductor struct {
 	cfg   *Config
 	w     Waiter
 	sched *pace.Schedule
+	limit pace.Limiter
 
 	streams []outlet
 	ra      *readAhead
@@ -60,7 +60,7 @@ type conductor struct {
 	mark  []byte
 
 	rep         Report
-	late        hist.Fine
+	rec         recorder
 	any         bool
 	firstTime   moldcast.Stamp // recorded, of the first packet
 	first, last moldcast.Instant
@@ -80,7 +80,7 @@ type outlet struct {
 }
 
 func newConductor(p *Player, s *pace.Schedule) *conductor {
-	c := &conductor{p: p, cfg: &p.cfg, w: p.cfg.Waiter, sched: s, loop: 1, startAt: math.MinInt64,
+	c := &conductor{p: p, cfg: &p.cfg, w: p.cfg.Waiter, sched: s, limit: pace.NewLimiter(p.cfg.CatchUp), rec: newRecorder(!p.cfg.Pace.Max), loop: 1, startAt: math.MinInt64,
 		batch: make([][]byte, 0, batchSize), mark: make([]byte, 0, moldcast.HeaderSize)}
 	c.streams = make([]outlet, len(c.cfg.Streams))
 	return c
@@ -157,8 +157,10 @@ func (c *conductor) turn(ctx context.Context) (done bool, err error) {
 	c.clock(now)
 	due, busy := gap.Never, -1
 	if it != nil {
-		if due = c.sched.Due(it.time); due <= now && it.kind == packet {
-			busy = int(it.stream)
+		if due = c.sched.Due(it.time); it.kind == packet {
+			if due = c.limit.Release(due, now); due <= now {
+				busy = int(it.stream)
+			}
 		}
 	}
 	beat := c.beat(now, busy)
@@ -300,6 +302,9 @@ func (c *conductor) head() *item {
 		if c.drained || c.ra.starving.Swap(true) {
 			return nil
 		}
+		if c.sched.Running() {
+			c.rep.Starved++
+		}
 	}
 }
 
@@ -344,10 +349,11 @@ func (c *conductor) send(ctx context.Context, it *item, now moldcast.Instant, st
 		}
 		due := now
 		if !step {
-			if due = c.sched.Due(n.time); due > now {
+			if due = c.sched.Due(n.time); due > now || c.limit.Release(due, now) > now {
 				break
 			}
 		}
+		c.limit.Sent(due, now)
 		c.dues[i] = due
 		c.sched.Sent(n.time, int(n.msgs))
 		c.batch = append(c.batch, c.cur.buf[n.at:n.end])
@@ -417,10 +423,7 @@ func (c *conductor) account(o *outlet, items []item, dues []moldcast.Instant, be
 		it := &items[i]
 		c.rep.Messages += uint64(it.msgs)
 		c.rep.Bytes += uint64(it.bytes)
-		if !c.cfg.Pace.Max {
-			at := before + (after-before)*moldcast.Instant(i+1)/n
-			c.late.Add(int64(at - dues[i]))
-		}
+		c.rec.add(dues[i], before+(after-before)*moldcast.Instant(i+1)/n)
 		o.space.sent(moldcast.Range{First: it.first, Next: it.next}, o.jumped)
 		o.jumped = false
 	}
@@ -562,14 +565,7 @@ func (c *conductor) report() Report {
 	if c.any {
 		r.Elapsed = time.Duration(c.last - c.first).Seconds()
 		r.Scheduled = time.Duration(c.due1 - c.due0).Seconds()
-		r.PacingError = Errors{
-			P50: c.lateness(0.5), P99: c.lateness(0.99), P999: c.lateness(0.999), Max: c.lateness(1),
-		}
 	}
+	c.rec.fill(&r)
 	return r
-}
-
-// lateness is the quantile q of how late packets went, in seconds.
-func (c *conductor) lateness(q float64) float64 {
-	return time.Duration(c.late.Quantile(q)).Seconds()
 }

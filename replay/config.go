@@ -23,8 +23,8 @@ type Source interface {
 }
 
 // Sender sends datagrams in order. The first n of batch were sent; err says
-// why n < len(batch). It must not retain batch. *mcast.Conn is no Sender as
-// it stands: it goes on behind a datagram that was refused.
+// why n < len(batch). It must not retain batch. An mcast.InOrder is one; an
+// *mcast.Conn is not: it goes on behind a datagram that was refused.
 type Sender interface {
 	Send(batch [][]byte) (n int, err error)
 }
@@ -81,6 +81,7 @@ type Config struct {
 	Streams []Stream
 
 	Pace    pace.Config
+	CatchUp float64        // how many times as fast as the schedule what is late is made up for: 2; see pace.Limiter
 	StartAt moldcast.Stamp // wall time of the first packet; 0, or past: as soon as possible
 	Loop    int            // times to play; 0 is 1. More than once: see LoopSession
 
@@ -97,7 +98,8 @@ type Config struct {
 	ReadAhead int           // bytes of the queue of ready packets: 16 MiB, at least 256 KiB
 	SendRetry time.Duration // how long a failing Sender is tried again: 5s
 
-	Waiter Waiter       // nil: NewWaiter()
+	Spin   Spin         // how it is waited
+	Waiter Waiter       // nil: NewWaiter(Spin)
 	Log    *slog.Logger // nil: silent
 }
 
@@ -110,6 +112,9 @@ func (c *Config) EnsureDefaults() {
 	c.Pace.EnsureDefaults()
 	if c.Loop == 0 {
 		c.Loop = 1
+	}
+	if c.CatchUp == 0 {
+		c.CatchUp = 2
 	}
 	if c.MTU == 0 {
 		c.MTU = 1500
@@ -147,6 +152,10 @@ func (c *Config) Validate() error {
 		return fault("%d streams, want 1..%d", len(c.Streams), math.MaxUint16)
 	case c.Loop < 1:
 		return fault("%d loops", c.Loop)
+	case !(c.CatchUp >= pace.MinCatchUp) || c.CatchUp > pace.MaxCatchUp && !math.IsInf(c.CatchUp, 1):
+		return fault("catching up %v times as fast: want %v..%v, or no limit", c.CatchUp, pace.MinCatchUp, float64(pace.MaxCatchUp))
+	case c.Spin > SpinNever:
+		return fault("spin %d", c.Spin)
 	case c.MTU < 68 || c.MTU > 65535:
 		return fault("MTU %d outside 68..65535", c.MTU)
 	case c.ReadAhead < 256<<10:

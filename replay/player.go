@@ -37,31 +37,6 @@ func (e *StopError) Error() string {
 
 func (e *StopError) Unwrap() error { return ErrHole }
 
-// Report sums a replay up.
-type Report struct {
-	Packets  uint64 `json:"packets"`  // data packets that were sent
-	Messages uint64 `json:"messages"` // in them
-	Bytes    uint64 `json:"bytes"`    // of message data, without framing
-
-	Elapsed     float64 `json:"elapsed_seconds"`   // from the first packet to the last, as they went
-	Scheduled   float64 `json:"scheduled_seconds"` // the same, as they were due
-	PacingError Errors  `json:"pacing_error_seconds"`
-
-	Holes          uint64 `json:"holes"`           // missing ranges met and not filled
-	RequestsServed uint64 `json:"requests_served"` // of the retransmit server; the caller's to fill in
-	Heartbeats     uint64 `json:"heartbeats"`      // sent in silence
-	SendErrors     uint64 `json:"send_errors"`     // failed sends, each tried again
-}
-
-// Errors is by how much packets went after they were due, in seconds; the
-// quantiles are right to 3 %. All 0 where nothing paced.
-type Errors struct {
-	P50  float64 `json:"p50"`
-	P99  float64 `json:"p99"`
-	P999 float64 `json:"p999"`
-	Max  float64 `json:"max"`
-}
-
 // Status is what a replay is doing, for a progress line.
 type Status struct {
 	Packets, Messages uint64
@@ -114,7 +89,7 @@ func New(c Config) (*Player, error) {
 		return nil, err
 	}
 	if c.Waiter == nil {
-		c.Waiter = NewWaiter()
+		c.Waiter = NewWaiter(c.Spin)
 	}
 	p := &Player{cfg: c, wake: make(chan struct{}, 1)}
 	p.newSpaces(1)

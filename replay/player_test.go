@@ -3,6 +3,7 @@ package replay
 import (
 	"bytes"
 	"errors"
+	"math"
 	"slices"
 	"testing"
 	"time"
@@ -775,7 +776,7 @@ func TestLatenessOfABatchInParts(t *testing.T) {
 		for i := range int64(11) {
 			at = append(at, i*ms)
 		}
-		rep := play(t, Config{Streams: []Stream{train(at...).stream(w)}})
+		rep := play(t, Config{Streams: []Stream{train(at...).stream(w)}, CatchUp: math.Inf(1)})
 		equal(t, "batches", w.sizes[:4], []int{1, 1, 5, 5})
 		// The first is 10 ms late, five are 9 to 5 ms, and after 1 ms of waiting
 		// five are 5 to 1 ms.
@@ -1012,6 +1013,9 @@ func TestConfig(t *testing.T) {
 		func(c *Config) { c.Loop = -1 },
 		func(c *Config) { c.Loop = 1000 }, // SESSIONA1000 is too long
 		func(c *Config) { c.MTU = 20 },
+		func(c *Config) { c.CatchUp = 1 },
+		func(c *Config) { c.CatchUp = math.NaN() },
+		func(c *Config) { c.Spin = 3 },
 		func(c *Config) { c.ReadAhead = 5 },
 		func(c *Config) { c.Linger = -1 },
 	} {

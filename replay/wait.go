@@ -18,6 +18,20 @@ type Waiter interface {
 	Until(t moldcast.Instant, wake <-chan struct{})
 }
 
+// Spin says how a SystemWaiter waits.
+type Spin uint8
+
+// The ways to wait.
+const (
+	// SpinAuto sleeps to a lead before the instant, then looks at the clock
+	// again and again: some 0.1 µs late, for a part of a core.
+	SpinAuto Spin = iota
+	// SpinAlways does not sleep: no sleep can be late, for a whole core.
+	SpinAlways
+	// SpinNever only sleeps: some 50 to 150 µs late, for next to no core.
+	SpinNever
+)
+
 // The lead of a SystemWaiter: how long before its instant it stops sleeping.
 const (
 	minLead = 30 * time.Microsecond
@@ -25,26 +39,29 @@ const (
 	// Above this a wait can be cut short by wake; below it is too short to
 	// matter.
 	interruptible = 20 * time.Millisecond
+	// Above this SpinAlways sleeps all the same.
+	longest = time.Minute
 )
 
 // SystemWaiter waits on the system's monotonic clock: it sleeps to a lead
-// before the instant, then spins. The lead follows how late the system's
-// sleeps have been of late, so a quiet machine spins little. It must be used by
-// one goroutine; where that is locked to its thread the thread's timer slack
-// is lowered.
+// before the instant, then spins (SpinAuto). The lead follows how late the
+// system's sleeps have been of late, so a quiet machine spins little. It must
+// be used by one goroutine; where that is locked to its thread the thread's
+// timer slack is lowered.
 type SystemWaiter struct {
 	origin time.Time
 	timer  *time.Timer
 	lead   time.Duration
+	spin   Spin
 	single bool // one processor: a spin must let others run
 	tuned  bool
 }
 
 // NewWaiter is a SystemWaiter whose origin is now.
-func NewWaiter() *SystemWaiter {
+func NewWaiter(s Spin) *SystemWaiter {
 	t := time.NewTimer(time.Hour)
 	t.Stop()
-	return &SystemWaiter{origin: time.Now(), timer: t, lead: 300 * time.Microsecond, single: runtime.GOMAXPROCS(0) == 1}
+	return &SystemWaiter{origin: time.Now(), timer: t, spin: s, lead: 300 * time.Microsecond, single: runtime.GOMAXPROCS(0) == 1}
 }
 
 // Now is ns since w was made, plus one: never 0.
@@ -64,6 +81,9 @@ func (w *SystemWaiter) Until(t moldcast.Instant, wake <-chan struct{}) {
 		switch {
 		case left <= 0:
 			return
+		case w.spin == SpinAlways && left < longest:
+			w.burn(t, wake)
+			return
 		case left > interruptible:
 			w.timer.Reset(min(left-interruptible/2, time.Hour))
 			select {
@@ -73,6 +93,8 @@ func (w *SystemWaiter) Until(t moldcast.Instant, wake <-chan struct{}) {
 				w.timer.Stop()
 				return
 			}
+		case w.spin == SpinNever:
+			nap(left)
 		case left > w.lead:
 			aim := t - moldcast.Instant(w.lead)
 			nap(left - w.lead)
@@ -84,6 +106,20 @@ func (w *SystemWaiter) Until(t moldcast.Instant, wake <-chan struct{}) {
 				}
 			}
 			return
+		}
+	}
+}
+
+// burn looks at the clock until t, or until wake has something.
+func (w *SystemWaiter) burn(t moldcast.Instant, wake <-chan struct{}) {
+	for w.Now() < t {
+		select {
+		case <-wake:
+			return
+		default:
+			if w.single {
+				runtime.Gosched()
+			}
 		}
 	}
 }

@@ -9,9 +9,9 @@ import (
 
 // Until never returns early, however long the wait, and adapts within bounds.
 func TestSystemWaiterIsNeverEarly(t *testing.T) {
-	for _, single := range []bool{false, true} {
-		w := NewWaiter()
-		w.single = single
+	for i, spin := range []Spin{SpinAuto, SpinAlways, SpinNever, SpinAuto, SpinAlways} {
+		w := NewWaiter(spin)
+		w.single = i > 2
 		if w.Now() <= 0 || w.Wall() < moldcast.StampOf(time.Now().Add(-time.Minute)) {
 			t.Errorf("now %d, wall %d", w.Now(), w.Wall())
 		}
@@ -29,22 +29,26 @@ func TestSystemWaiterIsNeverEarly(t *testing.T) {
 }
 
 func TestSystemWaiterWakes(t *testing.T) {
-	w := NewWaiter()
-	wake := make(chan struct{}, 1)
-	wake <- struct{}{}
-	at := w.Now() + moldcast.Instant(time.Hour)
-	if w.Until(at, wake); w.Now() >= at {
-		t.Error("slept through")
+	for _, spin := range []Spin{SpinAuto, SpinAlways, SpinNever} {
+		for _, d := range []time.Duration{longest / 2, time.Hour} {
+			w := NewWaiter(spin)
+			wake := make(chan struct{}, 1)
+			wake <- struct{}{}
+			at := w.Now() + moldcast.Instant(d)
+			if w.Until(at, wake); w.Now() >= at {
+				t.Errorf("spin %d: slept through", spin)
+			}
+			done := make(chan struct{})
+			go func() { w.Until(at, wake); close(done) }()
+			wake <- struct{}{}
+			<-done
+		}
 	}
-	done := make(chan struct{})
-	go func() { w.Until(at, wake); close(done) }()
-	wake <- struct{}{}
-	<-done
 }
 
 // The lead rises at once with late sleeps and falls slowly with good ones.
 func TestLead(t *testing.T) {
-	w := NewWaiter()
+	w := NewWaiter(SpinAuto)
 	w.learn(time.Millisecond)
 	if w.lead < time.Millisecond {
 		t.Errorf("lead %v after a sleep that was 1 ms late", w.lead)

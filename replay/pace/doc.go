@@ -17,12 +17,14 @@
 // reckoned from it with 128-bit integers, so no error is carried from one
 // packet to the next: after any number of hours each due time is exact to
 // 1 ns. A sender that falls behind is late against the anchor and catches up;
-// it does not shift what follows.
+// it does not shift what follows. How fast it may catch up says a Limiter.
 //
 // # Invariants
 //
 //   - Due never falls from one packet to the next between two re-bases.
 //   - At speed s the schedule of a recording of length d lasts d/s, whatever
 //     its packets: 2 is twice as fast.
-//   - A pause of length p shifts everything after it by exactly p.
+//   - A pause of length p shifts everything after it by p, to 1 ns of recorded
+//     time, and what was late when it began by as much.
+//   - A Limiter makes nothing early and changes no order.
 package pace

@@ -130,7 +130,8 @@ func (s *Schedule) Running() bool { return s.running }
 
 // Start lets the clock run on from where it stands: after New, the first
 // packet is due at now. It is also the end of a pause: what was due d after
-// the pause began is due d after now. On a running clock it does nothing.
+// the pause began is due d after now, and what was late already is as late as
+// it was. On a running clock it does nothing.
 func (s *Schedule) Start(now Instant) {
 	if s.running {
 		return
@@ -238,8 +239,9 @@ func (s *Schedule) Due(t Stamp) Instant {
 	if s.cfg.Rate == 0 {
 		pos, _ = s.place(t)
 	}
-	if pos <= s.base {
-		return s.anchor
+	if pos < s.base {
+		// Late when the clock was re-based: as late as it was.
+		return s.anchor - Instant(min(s.scale.real(s.base-pos), math.MaxInt64))
 	}
 	d := s.scale.real(pos - s.base)
 	if d >= uint64(gap.Never)-uint64(max(s.anchor, 0)) {

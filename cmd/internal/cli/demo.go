@@ -423,14 +423,14 @@ func (d *demo) replay(ctx context.Context, archive *store.Archive, ref store.Ref
 	}
 	defer closeQuietly(d.log, "view", view.Close)
 	first, head := view.Bounds()
-	out, err := mcast.Dial(mcast.SendConfig{Addr: group, Interface: demoIface, Log: d.log})
+	out, err := mcast.DialInOrder(mcast.SendConfig{Addr: group, Interface: demoIface, Log: d.log})
 	if err != nil {
 		return err
 	}
 	defer out.Close()
 	player, err := replay.New(replay.Config{
 		Streams: []replay.Stream{{
-			Session: d.session, Sender: &exactSender{conn: out}, Range: moldcast.Range{First: first, Next: head},
+			Session: d.session, Sender: out, Range: moldcast.Range{First: first, Next: head},
 			Open: func(from moldcast.Seq) (replay.Source, error) { return view.Cursor(from), nil },
 		}},
 		Pace: how, Heartbeat: 100 * time.Millisecond, Linger: time.Minute, Log: d.log,

@@ -44,6 +44,7 @@ type replayFlags struct {
 
 	heartbeat, linger time.Duration
 	retransmitListen  string
+	pacing            pacingFlags
 
 	loss, duplicate, reorder float64
 	reorderDepth             int
@@ -97,6 +98,7 @@ right seek 10 s, down and up a minute, . sends the next packet, q quits.`,
 	fl.Var(config.Duration{P: &f.heartbeat}, "heartbeat", "silence after which a heartbeat is sent")
 	fl.Var(config.Duration{P: &f.linger}, "linger", "how long End of Session is repeated, and requests are answered")
 	fl.StringVar(&f.retransmitListen, "retransmit-listen", "", "answer requests on `ADDR`, for what was published so far")
+	f.pacing.add(c)
 	fl.Var(probabilityValue{&f.loss}, "loss", "for tests: lose a packet with probability `P`")
 	fl.Var(probabilityValue{&f.duplicate}, "duplicate", "for tests: send a packet twice with probability `P`")
 	fl.Var(probabilityValue{&f.reorder}, "reorder", "for tests: delay a packet behind later ones with probability `P`")
@@ -165,6 +167,9 @@ func (f *replayFlags) config(c *cobra.Command) (replay.Config, error) {
 		cfg.StartAt = moldcast.StampOf(t)
 	}
 	cfg.MTU, cfg.Heartbeat, cfg.Linger, cfg.Loop = f.mtu, f.heartbeat, f.linger, f.loop
+	if err := f.pacing.config(&cfg); err != nil {
+		return cfg, err
+	}
 	return cfg, f.ranges.check()
 }
 
@@ -325,6 +330,11 @@ func (e *env) replay(c *cobra.Command, args []string, f *replayFlags) (err error
 	if err != nil {
 		return err
 	}
+	page, err := f.pacing.openPage()
+	if err != nil {
+		return err
+	}
+	defer page.discard()
 	if cfg.StartAt != 0 && cfg.StartAt.Time().Before(time.Now()) {
 		e.log.Warn("--start-at is past: started at once", "start_at", cfg.StartAt.Time())
 	}
@@ -336,7 +346,9 @@ func (e *env) replay(c *cobra.Command, args []string, f *replayFlags) (err error
 	if err != nil {
 		return err
 	}
-	return e.play(c.Context(), player, streams, f, listen)
+	return e.play(c.Context(), player, streams, f, listen, func(rep *replay.Report) error {
+		return page.write(streams, f.pacing.how(cfg.Pace, rep.TX), rep)
+	})
 }
 
 // replayRange finds what of a session is asked for; none says that it is
@@ -425,7 +437,7 @@ func apart(streams []*replayStream, f *replayFlags) error {
 
 // replaySockets opens one socket a group.
 func (e *env) replaySockets(streams []*replayStream, f *replayFlags) (closeAll func(), err error) {
-	var conns []*mcast.Conn
+	var conns []mcast.InOrder
 	closeAll = func() {
 		for _, c := range conns {
 			c.Close()
@@ -437,12 +449,12 @@ func (e *env) replaySockets(streams []*replayStream, f *replayFlags) (closeAll f
 			s.Sender = out
 			continue
 		}
-		conn, err := mcast.Dial(f.multicast.sendTo(e, s.group))
+		conn, err := f.pacing.dial(e, f.multicast.sendTo(e, s.group))
 		if err != nil {
 			return closeAll, socketError("--group", err)
 		}
 		conns = append(conns, conn)
-		s.Sender = &exactSender{conn: conn}
+		s.Sender = conn
 		if f.loss > 0 || f.duplicate > 0 || f.reorder > 0 {
 			link, err := mcast.NewImpairment(mcast.Impair{
 				Loss: f.loss, Duplicate: f.duplicate, Reorder: f.reorder, Depth: f.reorderDepth,
@@ -458,37 +470,9 @@ func (e *env) replaySockets(streams []*replayStream, f *replayFlags) (closeAll f
 	return closeAll, nil
 }
 
-// exactSender is a socket as a Player wants it. A socket tries every datagram
-// of a batch, so after a failure it is not known which were sent: then the
-// batch is tried again from its start, one datagram at a time until all is
-// well. A receiver may see a packet twice, never miss one that counts as sent.
-type exactSender struct {
-	conn interface {
-		Send(batch [][]byte) (int, error)
-	}
-	careful bool
-}
-
-func (s *exactSender) Send(batch [][]byte) (int, error) {
-	if !s.careful {
-		n, err := s.conn.Send(batch)
-		if err == nil && n == len(batch) {
-			return n, nil
-		}
-		s.careful = true
-		return 0, err
-	}
-	for i := range batch {
-		if n, err := s.conn.Send(batch[i : i+1]); err != nil || n != 1 {
-			return i, err
-		}
-	}
-	s.careful = false
-	return len(batch), nil
-}
-
-// play runs the player, and beside it what answers requests and the terminal.
-func (e *env) play(ctx context.Context, player *replay.Player, streams []*replayStream, f *replayFlags, listen netip.AddrPort) error {
+// play runs the player, and beside it what answers requests and the terminal;
+// done is called with what became of it, however it ended.
+func (e *env) play(ctx context.Context, player *replay.Player, streams []*replayStream, f *replayFlags, listen netip.AddrPort, done func(*replay.Report) error) error {
 	var server *retransmit.Server
 	if f.retransmitListen != "" {
 		conn, err := retransmit.Listen(listen, e.log)
@@ -519,19 +503,23 @@ func (e *env) play(ctx context.Context, player *replay.Player, streams []*replay
 	if server != nil {
 		rep.RequestsServed = server.Stats().Answered
 	}
+	rep.TX = f.pacing.by
 	if e.json {
 		if perr := e.printJSON(rep); perr != nil {
 			return perr
 		}
 	}
+	derr := done(&rep)
 	e.log.Info("replayed", "packets", rep.Packets, "messages", rep.Messages, "bytes", rep.Bytes, "seconds", rep.Elapsed,
 		"scheduled", rep.Scheduled, "late_p50", seconds(rep.PacingError.P50), "late_p99", seconds(rep.PacingError.P99), "late_max", seconds(rep.PacingError.Max),
-		"holes", rep.Holes, "requests_served", rep.RequestsServed, "send_errors", rep.SendErrors)
+		"drift", seconds(rep.Drift), "holes", rep.Holes, "requests_served", rep.RequestsServed, "send_errors", rep.SendErrors, "starved", rep.Starved)
 	switch {
 	case errors.Is(err, replay.ErrInterrupted):
 		return errInterrupted
 	case err != nil:
 		return err
+	case derr != nil:
+		return derr
 	case serverErr != nil:
 		return fmt.Errorf("--retransmit-listen: %w", serverErr)
 	case damagedOf(streams) > 0:
@@ -539,7 +527,7 @@ func (e *env) play(ctx context.Context, player *replay.Player, streams []*replay
 	case f.strict && rep.Holes > 0:
 		return faultf("--strict: %s", count(rep.Holes, "hole"))
 	}
-	return nil
+	return f.pacing.tooLate(&rep)
 }
 
 func damagedOf(streams []*replayStream) (n uint64) {

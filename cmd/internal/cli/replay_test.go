@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
-	"slices"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -164,55 +163,6 @@ func TestDamagedIsAHole(t *testing.T) {
 	}
 	if src.Close(); !sc.closed {
 		t.Error("the cursor is not closed")
-	}
-}
-
-// flaky is a socket that tries every datagram and refuses some.
-type flaky struct {
-	refuse map[string]int // times yet to refuse
-	sent   []string
-}
-
-var errRefused = errors.New("no buffer space")
-
-func (f *flaky) Send(batch [][]byte) (n int, err error) {
-	for _, b := range batch {
-		if f.refuse[string(b)] > 0 {
-			f.refuse[string(b)]--
-			err = errRefused
-			continue
-		}
-		f.sent = append(f.sent, string(b))
-		n++
-	}
-	return n, err
-}
-
-// Whatever a socket refuses in the middle of a batch, the packets that count
-// as sent are a prefix of the batch, and all of them went.
-func TestExactSender(t *testing.T) {
-	conn := &flaky{refuse: map[string]int{"b": 2, "e": 1}}
-	s := &exactSender{conn: conn}
-	batch := [][]byte{[]byte("a"), []byte("b"), []byte("c"), []byte("d"), []byte("e")}
-	var counted []string
-	for tries := 0; len(batch) > 0; tries++ {
-		if tries > 10 {
-			t.Fatal("does not get through")
-		}
-		n, err := s.Send(batch)
-		if (err == nil) != (n == len(batch)) {
-			t.Fatalf("%d of %d, %v", n, len(batch), err)
-		}
-		for _, b := range batch[:n] {
-			if !slices.Contains(conn.sent, string(b)) {
-				t.Errorf("%s counts as sent", b)
-			}
-			counted = append(counted, string(b))
-		}
-		batch = batch[n:]
-	}
-	if strings.Join(counted, "") != "abcde" || s.careful {
-		t.Errorf("counted %v, careful %v", counted, s.careful)
 	}
 }
 
