@@ -47,6 +47,16 @@ type ReceiverConfig struct {
 	// and asked for again like what was lost on the way.
 	BufferBytes int
 
+	// BufferMessages bounds them too; 0: it does not.
+	BufferMessages uint64
+
+	// Recovery says that recovery streams bring long gaps, by OfferStream. When
+	// an early message finds no room then, all that waits is dropped, and what is
+	// received begins anew behind it: so the streams reach the live messages
+	// however long they take, and memory is bounded. The newest Overlap messages
+	// delivered are kept, to be compared.
+	Recovery bool
+
 	// OnMessage gets each message of the session once. data is valid until it
 	// returns.
 	OnMessage func(seq Seq, data []byte)
@@ -97,6 +107,11 @@ type Receiver struct {
 	early   early
 	lost    gap.Set // Ordered: given up, not reported yet
 
+	tail     tail      // with Recovery
+	live     bool      // what is delivered now came by a line
+	reserved Range     // by Reserve
+	past     gap.Stats // of machines before startOver
+
 	hasEnd, done bool
 	end          Seq
 	high         Seq // one past the highest message taken
@@ -142,6 +157,9 @@ type ReceiverStats struct {
 	Dropped  uint64 `json:"-"` // messages that found the buffer or the table of gaps full
 	Buffered uint64 `json:"-"` // messages that wait now
 
+	Streamed uint64 `json:"-"` // messages that recovery streams brought first
+	Restarts uint64 `json:"-"` // times that all that waited was dropped, since there was no room
+
 	Packets      uint64 `json:"-"` // datagrams of the session
 	Malformed    uint64 `json:"-"` // datagrams that do not parse
 	WrongSession uint64 `json:"-"` // datagrams of another session
@@ -155,7 +173,7 @@ func NewReceiver(c ReceiverConfig) (*Receiver, error) {
 		return nil, err
 	}
 	r := &Receiver{c: c, m: gap.New(c.Gap)}
-	r.early.limit = c.BufferBytes
+	r.early.limit, r.early.most = c.BufferBytes, c.BufferMessages
 	if c.Session != nil {
 		r.session, r.named = *c.Session, true
 	}
@@ -195,7 +213,8 @@ func (r *Receiver) Done() bool { return r.done }
 // Stats is a snapshot.
 func (r *Receiver) Stats() ReceiverStats {
 	s, g := r.stats, r.m.Stats()
-	s.Gaps, s.Recovered, s.Lost, s.NAKSent = g.GapsOpened, g.MessagesRecovered, g.MessagesLost, g.Requests
+	s.Gaps, s.Recovered = r.past.GapsOpened+g.GapsOpened, r.past.MessagesRecovered+g.MessagesRecovered
+	s.Lost, s.NAKSent = r.past.MessagesLost+g.MessagesLost, r.past.Requests+g.Requests
 	s.Buffered = r.early.messages
 	return s
 }
@@ -419,18 +438,20 @@ func (r *Receiver) take(now Instant, line int, rng Range, msgs Messages) {
 		if v == gap.Fill {
 			recovered = r.m.Stats().MessagesRecovered
 		}
-		if wait && !r.early.fits(sub.First, len(part.Framed())) || !r.m.Accept(now, line, sub) {
+		size := len(part.Framed())
+		if (wait && !r.early.fits(sub.First, int(n), size) || !r.m.Accept(now, line, sub)) && !r.makeRoom(now, line, sub, size) {
 			r.stats.Dropped += n
 			continue
 		}
 		r.high = max(r.high, sub.Next)
-		if v == gap.Fill && sub.First == next && r.m.Stats().MessagesRecovered == recovered {
+		if line != streamLine && v == gap.Fill && sub.First == next && r.m.Stats().MessagesRecovered == recovered {
 			r.stats.OutOfOrder += uint64(r.m.Next() - sub.Next)
 		}
 		if wait {
 			r.early.add(sub, part)
 			continue
 		}
+		r.live = line >= 0 && line != AnswerLine
 		r.deliver(sub.First, part)
 		if r.c.Ordered {
 			r.at = sub.Next
@@ -441,6 +462,9 @@ func (r *Receiver) take(now Instant, line int, rng Range, msgs Messages) {
 
 func (r *Receiver) deliver(seq Seq, msgs Messages) {
 	r.stats.Delivered += uint64(msgs.Len())
+	if r.c.Recovery {
+		r.keep(seq, msgs)
+	}
 	if r.c.OnMessage == nil {
 		return
 	}
@@ -465,6 +489,7 @@ func (r *Receiver) drain() {
 			return
 		}
 		r.at = run.rng.Next
+		r.live = true
 		r.deliver(run.rng.First, MessagesOf(run.buf, int(run.rng.Len())))
 		r.early.drop()
 	}
@@ -498,6 +523,15 @@ func (r *Receiver) Poll(now Instant) (req Request, server int, ok bool) {
 		return Request{}, 0, false
 	}
 	q, ok := r.m.Poll(now)
+	r.reportLost()
+	if !ok {
+		return Request{}, 0, false
+	}
+	return Request{Session: r.session, First: q.Range.First, Count: uint16(q.Range.Len())}, q.Server, true
+}
+
+// reportLost reports what is lost, in its turn.
+func (r *Receiver) reportLost() {
 	some := false
 	for rng, more := r.m.Lost(); more; rng, more = r.m.Lost() {
 		some = true
@@ -513,10 +547,6 @@ func (r *Receiver) Poll(now Instant) (req Request, server int, ok bool) {
 		}
 		r.checkEnd()
 	}
-	if !ok {
-		return Request{}, 0, false
-	}
-	return Request{Session: r.session, First: q.Range.First, Count: uint16(q.Range.Len())}, q.Server, true
 }
 
 // Deadline is when Poll may have something, unless a datagram comes first; a

@@ -11,6 +11,7 @@ type early struct {
 	messages uint64
 	bytes    int // capacity in use
 	limit    int
+	most     uint64   // messages; 0: no bound
 	free     [][]byte // of earlyBuffer bytes
 }
 
@@ -41,8 +42,11 @@ func (e *early) slot(first Seq, n int) (i int, joins bool) {
 	return i, joins
 }
 
-// fits reports whether there is room for n framed bytes at first.
-func (e *early) fits(first Seq, n int) bool {
+// fits reports whether there is room for messages of n framed bytes at first.
+func (e *early) fits(first Seq, messages, n int) bool {
+	if e.most > 0 && e.messages+uint64(messages) > e.most {
+		return false
+	}
 	if _, joins := e.slot(first, n); joins {
 		return true
 	}
@@ -82,6 +86,17 @@ func (e *early) add(rng Range, msgs Messages) {
 	e.runs = slices.Insert(e.runs, i, run{rng, buf})
 }
 
+// from is the index of the first run that ends beyond seq.
+func (e *early) from(seq Seq) int {
+	i, _ := slices.BinarySearchFunc(e.runs[e.lo:], seq, func(r run, q Seq) int {
+		if r.rng.Next <= q {
+			return -1
+		}
+		return 1
+	})
+	return e.lo + i
+}
+
 // front is the run that begins at seq, if that is the lowest.
 func (e *early) front(seq Seq) (run, bool) {
 	if e.lo == len(e.runs) || e.runs[e.lo].rng.First != seq {
@@ -102,5 +117,29 @@ func (e *early) drop() {
 	e.lo++
 	if e.lo == len(e.runs) {
 		e.runs, e.lo = e.runs[:0], 0
+	}
+}
+
+// dropBelow forgets what comes before first, and says how many messages.
+func (e *early) dropBelow(first Seq) (n uint64) {
+	n = e.messages
+	for e.lo < len(e.runs) && e.runs[e.lo].rng.Next <= first {
+		e.drop()
+	}
+	if e.lo < len(e.runs) && e.runs[e.lo].rng.First < first {
+		p := &e.runs[e.lo]
+		k := int(first - p.rng.First)
+		_, rest := MessagesOf(p.buf, int(p.rng.Len())).Split(k)
+		p.buf = append(p.buf[:0], rest.Framed()...)
+		p.rng.First = first
+		e.messages -= uint64(k)
+	}
+	return n - e.messages
+}
+
+// clear forgets everything.
+func (e *early) clear() {
+	for e.lo < len(e.runs) {
+		e.drop()
 	}
 }

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/moldtape/moldtape/moldcast"
+	"github.com/moldtape/moldtape/moldcast/rejoin"
 )
 
 // SubscriberConfig configures a Subscriber.
@@ -30,6 +31,10 @@ type SubscriberConfig struct {
 	// the stream comes from.
 	SourcePort uint16
 
+	// Recovery, where not nil, fetches what is missing from recovery streams. Its
+	// Requests is set where there are Servers; Receiver.Recovery is.
+	Recovery *RecoveryConfig
+
 	// OnIdle, where not nil, is called each time that all that has come was
 	// processed, before the wait for more.
 	OnIdle func()
@@ -43,6 +48,7 @@ type SubscriberConfig struct {
 type Subscriber struct {
 	cfg   SubscriberConfig
 	rcv   *moldcast.Receiver
+	rec   *recovery // nil: none
 	stamp moldcast.Stamp
 	stats SubscriberStats
 }
@@ -54,6 +60,7 @@ type SubscriberStats struct {
 	KernelDropped uint64 // datagrams that found a socket's buffer full
 	Truncated     uint64 // datagrams longer than a UDP datagram can be
 	ReadErrors    uint64
+	Recovery      rejoin.Stats
 	Foreign       uint64 // datagrams to the request socket from those who were not asked
 	NotAsked      uint64 // requests that the system would not send
 }
@@ -85,11 +92,18 @@ func NewSubscriber(c SubscriberConfig) (*Subscriber, error) {
 		}
 		c.Servers[i] = a
 	}
+	c.Receiver.Recovery = c.Recovery != nil
 	r, err := moldcast.NewReceiver(c.Receiver)
 	if err != nil {
 		return nil, err
 	}
-	return &Subscriber{cfg: c, rcv: r}, nil
+	s := &Subscriber{cfg: c, rcv: r}
+	if c.Recovery != nil {
+		if s.rec, err = newRecovery(c.Recovery, r, c.Clock, c.Log); err != nil {
+			return nil, err
+		}
+	}
+	return s, nil
 }
 
 // Stats is what s did; to be asked once Run has returned.
@@ -118,12 +132,19 @@ func (s *Subscriber) Run(ctx context.Context) error {
 		r.answers = StartRX(s.cfg.Requests, NewRing(s.cfg.RingSlots, 0), r.wake, s.cfg.Log)
 		r.all = append(r.all[:len(r.all):len(r.all)], r.answers)
 	}
+	if s.rec != nil {
+		s.rec.start()
+		defer s.rec.stop()
+	}
 	err := r.run(ctx)
 	for _, rx := range r.all {
 		rx.Close()
 		rx.Ring().Discard()
 	}
 	s.stats.ReceiverStats = s.rcv.Stats()
+	if s.rec != nil {
+		s.stats.Recovery = s.rec.m.Stats()
+	}
 	for _, rx := range r.all {
 		c := rx.Counters()
 		s.stats.QueueDropped += c.QueueDropped
@@ -154,6 +175,10 @@ func (r *subscribing) run(ctx context.Context) error {
 	for {
 		more := r.drain()
 		now := r.cfg.Clock.Now()
+		if r.rec != nil && !(more && r.overloaded()) {
+			r.stamp = r.cfg.Clock.Wall()
+			r.rec.work(now)
+		}
 		if err := r.ask(now); err != nil {
 			return err
 		}
@@ -166,6 +191,9 @@ func (r *subscribing) run(ctx context.Context) error {
 			}
 		}
 		wait := r.rcv.Deadline()
+		if r.rec != nil {
+			wait = min(wait, r.rec.m.Deadline())
+		}
 		if more || wait <= now {
 			continue
 		}
@@ -180,11 +208,23 @@ func (r *subscribing) run(ctx context.Context) error {
 		timer.Reset(until(now, wait))
 		select {
 		case <-c:
+		case e := <-r.rec.source():
+			r.rec.ready(e)
 		case <-timer.C:
 		case <-ctx.Done():
 		}
 		r.wake.Disarm()
 	}
+}
+
+// overloaded reports that what comes on the lines needs all there is.
+func (r *subscribing) overloaded() bool {
+	for _, rx := range r.lines {
+		if rx.Ring().Len() > rx.Ring().Cap()/4 {
+			return true
+		}
+	}
+	return false
 }
 
 func (r *subscribing) empty() bool {

@@ -20,7 +20,8 @@ var allowed = map[string][]string{
 	"moldcast":         {"moldcast/gap"},
 	"moldcast/hist":    {},
 	"moldcast/gap":     {"moldcast/hist"},
-	"moldcast/mcast":   {"moldcast", "moldcast/gap"},
+	"moldcast/mcast":   {"moldcast", "moldcast/gap", "moldcast/rejoin"},
+	"moldcast/rejoin":  {"moldcast", "moldcast/gap", "moldcast/soup"},
 	"moldcast/soup":    {"moldcast", "moldcast/gap"},
 	"capture":          {"moldcast", "moldcast/gap", "moldcast/hist", "moldcast/mcast", "moldcast/soup", "capture/arbiter"},
 	"capture/arbiter":  {"moldcast", "moldcast/gap", "moldcast/hist"},
@@ -41,7 +42,7 @@ var fenced = map[string][]string{
 }
 
 // pure packages may not reach for sockets, files, clocks' goroutines or locks.
-var pure = []string{"moldcast", "moldcast/hist", "moldcast/gap", "moldcast/soup", "capture/arbiter", "store/block", "retransmit/admit", "replay/pace"}
+var pure = []string{"moldcast", "moldcast/hist", "moldcast/gap", "moldcast/soup", "moldcast/rejoin", "capture/arbiter", "store/block", "retransmit/admit", "replay/pace"}
 
 var impure = []string{"net", "os", "os/signal", "sync", "syscall", "context", "golang.org/x/sys/unix", "golang.org/x/net/ipv4", "net/http"}
 

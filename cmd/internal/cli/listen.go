@@ -30,19 +30,22 @@ type listenFlags struct {
 	ordered       bool
 	nakBudget     time.Duration
 	strict        bool
+	recover       recoverFlags
 	multicast     multicastFlags
 	rx            rxFlags
 }
 
 func newListenCmd(e *env) *cobra.Command {
-	f := listenFlags{nakBudget: 10 * time.Second}
+	f := listenFlags{nakBudget: 10 * time.Second, recover: newRecoverFlags()}
 	c := &cobra.Command{
 		Use:   "listen",
 		Short: "Receive a group as a MoldCast receiver",
 		Long: `Receive a multicast group as a MoldCast receiver: detect gaps, ask for what is
-missing, and write the messages in order, each once. Ends at End of Session.`,
+missing, and write the messages in order, each once. Ends at End of Session.
+With --recovery it begins with the first message of the session, whenever it is
+started: what was sent before is fetched while it listens.`,
 		Example: `  moldtape listen --group 239.255.0.1:26400 --interface lo \
-      --rerequest 127.0.0.1:26401 --output day.itch --strict`,
+      --rerequest 127.0.0.1:26401 --recovery 127.0.0.1:26403 --output day.itch --strict`,
 		Args: noArgs,
 		RunE: func(c *cobra.Command, _ []string) error { return e.listen(c, &f) },
 	}
@@ -56,6 +59,7 @@ missing, and write the messages in order, each once. Ends at End of Session.`,
 	fl.BoolVar(&f.ordered, "ordered", true, "deliver in order; false delivers a message as soon as it arrives")
 	fl.Var(config.Duration{P: &f.nakBudget}, "nak-budget", "how long a gap is asked for before it is lost")
 	fl.BoolVar(&f.strict, "strict", false, "exit 1 if messages were lost")
+	f.recover.add(c)
 	f.multicast.add(c, false)
 	f.rx.add(c)
 	e.addJSON(c, "print the summary as JSON on stdout")
@@ -72,6 +76,12 @@ type listenSummary struct {
 	Recovered  uint64 `json:"recovered"`
 	Lost       uint64 `json:"lost"`
 	NAKSent    uint64 `json:"nak_sent"`
+
+	Streamed      uint64 `json:"streamed"`       // messages that recovery streams brought first
+	Reconnects    uint64 `json:"reconnects"`     // connections to recovery servers after one that broke off or could not be had
+	Restarts      uint64 `json:"restarts"`       // times that all that waited was dropped: the buffer was full
+	BufferDropped uint64 `json:"buffer_dropped"` // messages that were, or found no room
+	Conflicts     uint64 `json:"conflicts"`      // messages of recovery servers that were other than those heard
 }
 
 func (e *env) listen(c *cobra.Command, f *listenFlags) error {
@@ -101,6 +111,9 @@ func (e *env) listen(c *cobra.Command, f *listenFlags) error {
 	l := &listener{limit: f.count, stop: stop, log: e.log}
 	cfg.Receiver = moldcast.ReceiverConfig{Ordered: f.ordered, OnMessage: l.message, OnLost: l.lost, Gap: gap.Config{Budget: f.nakBudget}}
 	cfg.OnIdle = l.idle
+	if err := f.recover.apply(&cfg, f.nakBudget); err != nil {
+		return err
+	}
 	return e.runListener(ctx, f, group, cfg, l)
 }
 
@@ -191,9 +204,11 @@ func (e *env) reportListen(f *listenFlags, l *listener, st mcast.SubscriberStats
 	sum := listenSummary{
 		Received: st.Received, Delivered: l.n, Duplicates: st.Duplicates, OutOfOrder: st.OutOfOrder,
 		Gaps: st.Gaps, Recovered: st.Recovered, Lost: st.Lost, NAKSent: st.NAKSent,
+		Streamed: st.Streamed, Reconnects: st.Recovery.Reconnects, Restarts: st.Restarts, BufferDropped: st.Dropped, Conflicts: st.Recovery.Conflicts,
 	}
 	e.log.Info("received", "received", sum.Received, "delivered", sum.Delivered, "duplicates", sum.Duplicates,
 		"out_of_order", sum.OutOfOrder, "gaps", sum.Gaps, "recovered", sum.Recovered, "lost", sum.Lost, "nak_sent", sum.NAKSent,
+		"streamed", sum.Streamed, "reconnects", sum.Reconnects, "restarts", sum.Restarts, "buffer_dropped", sum.BufferDropped, "conflicts", sum.Conflicts,
 		"malformed", st.Malformed, "wrong_session", st.WrongSession, "queue_dropped", st.QueueDropped, "kernel_dropped", st.KernelDropped)
 	if e.json {
 		if err := e.printJSON(sum); err != nil {
