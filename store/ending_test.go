@@ -15,7 +15,7 @@ import (
 // one that follows is, also below it.
 func TestWithdrawnEnd(t *testing.T) {
 	for _, crash := range []bool{false, true} {
-		fs := vfs.NewCrashableMem()
+		fs := newMemFS()
 		o := testOptions(fs)
 		a := create(t, o)
 		w := writer(t, a, "S")
@@ -38,8 +38,8 @@ func TestWithdrawnEnd(t *testing.T) {
 				t.Fatal(err)
 			}
 			if crash {
-				o.FS = fs.CrashClone(vfs.CrashCloneCfg{})
-				fs = o.FS.(*vfs.MemFS)
+				fs = fs.crash(0, nil)
+				o.FS = fs
 				w.Close()
 				a.Close()
 			} else {
@@ -122,7 +122,7 @@ func TestSuperseded(t *testing.T) {
 // time, once anything of the take is.
 func TestShareSurvives(t *testing.T) {
 	for at := range 60 {
-		fs := vfs.NewCrashableMem()
+		fs := newMemFS()
 		o := testOptions(fs)
 		o.Sync = time.Millisecond
 		a := create(t, o)
@@ -132,12 +132,12 @@ func TestShareSurvives(t *testing.T) {
 			t.Fatal(err)
 		}
 		same := moldcast.Range{First: 1, Next: 101}
-		clones := make(chan *vfs.MemFS, 1)
+		clones := make(chan *memFS, 1)
 		go func() { // somewhere in the course of it
 			for range at * 20 {
 				runtime.Gosched()
 			}
-			clones <- fs.CrashClone(vfs.CrashCloneCfg{UnsyncedDataPercent: 50, RNG: rand.New(rand.NewPCG(uint64(at), 1))})
+			clones <- fs.crash(50, rand.New(rand.NewPCG(uint64(at), 1)))
 		}()
 		if err := w.Share(1, []moldcast.Range{same}); err != nil {
 			t.Fatal(err)
