@@ -31,10 +31,17 @@
 // A StreamServer serves the same recordings over TCP, by package soup: history
 // from the archive, a chunk at a time, then what comes, without a hole or a
 // repeat, since a reader only ever asks for what follows the last it was sent.
-// Nothing is queued for a reader but the chunk that is on its way: one that is
-// slow reads the archive later. What costs memory or time is bounded: the
-// connections, the reads from the archive at a time, and how long a reader may
-// take nothing.
+// Nothing is queued for a reader: one that is slow reads the archive later.
+// What costs memory or time is bounded: the connections, the reads from the
+// archive at a time, and how long a reader may take nothing.
+//
+// The stream of a recording is encoded once for all its readers (wire): in
+// chunks that never change, kept up to a number of bytes, each made by the first
+// who asks for it while the others wait for that. The newest chunk is continued
+// where the recording grows. What needs a disk waits in a line, in order, a chunk
+// at a time (line); what is in memory does not. A reader has of its own where it
+// is, and the rest of a frame that was half sent. On TCP only a few readers copy
+// to the kernel at once (turnConn), so that a crowd leaves processors to others.
 //
 // # Sessions
 //

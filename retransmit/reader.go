@@ -2,9 +2,12 @@ package retransmit
 
 import (
 	"context"
+	"crypto/tls"
 	"errors"
+	"fmt"
 	"net"
 	"os"
+	"sync"
 	"time"
 
 	"github.com/moldtape/moldtape/moldcast"
@@ -12,11 +15,14 @@ import (
 )
 
 const (
-	streamChunk = 32 << 10               // bytes of messages read at a time
-	writeSlice  = time.Second            // a write that takes longer is interrupted, to look at what came meanwhile
-	holeLook    = 250 * time.Millisecond // how often an open gap is looked at
-	lingerTime  = 2 * time.Second        // how long the last words may take
-	inputSize   = 512
+	writeSlice = time.Second            // a write that takes longer is interrupted, to look at what came meanwhile
+	holeLook   = 250 * time.Millisecond // how often an open gap is looked at
+	lingerTime = 2 * time.Second        // how long the last words may take
+	placeFirst = time.Second            // one that waits in line for so long is told its place …
+	placeEvery = 5 * time.Second        // … and again
+	denyAfter  = time.Second            // a wrong password is answered so much later
+	inputSize  = 512
+	keepOut    = 4096 // of out, once it is written
 )
 
 // reader is one connection. The goroutine in run owns it; the one in receive
@@ -24,6 +30,7 @@ const (
 type reader struct {
 	s    *StreamServer
 	conn net.Conn
+	tcp  *turnConn // under conn; nil: none
 	m    *soup.Server
 
 	in     chan input
@@ -33,13 +40,37 @@ type reader struct {
 
 	session moldcast.Session
 	feed    *feed
-	out     []byte // whole frames, and how much of them is written
+	found   chan found // what a login asked for; nil: none is looked for
+	load    *load      // what is waited for; nil: nothing
+	near    spot       // where the next message is
+	out     []byte     // frames, the first perhaps in part, and how much of them is written
 	at      int
 	moved   moldcast.Instant // when the client last took something, or there was nothing to take
 	gapTill moldcast.Instant // an open gap is not looked at again before
 	gapAt   moldcast.Seq     // where the client was told of one
+	placeAt moldcast.Instant // when the client is told its place in line
+	denyAt  moldcast.Instant // when a login is rejected; 0: it is not
 	stopAt  moldcast.Instant // the server stops: what is there is sent until then; 0: it does not
 	end     StreamEnd
+
+	addr  string
+	since time.Time
+	shown struct {
+		sync.Mutex
+		user  string
+		feed  *feed
+		next  moldcast.Seq
+		state ReaderState
+		load  *load
+	}
+}
+
+// found is what a login asked for.
+type found struct {
+	session moldcast.Session
+	rec     Recording
+	first   moldcast.Seq
+	err     error
 }
 
 // input is what arrived when; it is in reader.input until resume.
@@ -51,10 +82,16 @@ type input struct {
 
 func newReader(s *StreamServer, conn net.Conn) *reader {
 	now := s.cfg.Clock.Now()
-	return &reader{
-		s: s, conn: conn, m: soup.NewServer(now), moved: now, end: StreamLost,
+	r := &reader{
+		s: s, conn: conn, m: soup.NewServer(now), moved: now, end: StreamLost, addr: conn.RemoteAddr().String(), since: time.Now(),
 		in: make(chan input), resume: make(chan struct{}), done: make(chan struct{}),
 	}
+	if c, ok := conn.(*net.TCPConn); ok {
+		if t, err := newTurnConn(c, s.turns); err == nil { // else it is closed already
+			r.tcp, r.conn = t, t
+		}
+	}
+	return r
 }
 
 // refuse closes a connection that is not served. What it writes fits the
@@ -71,8 +108,10 @@ func (r *reader) refuse(why StreamEnd) {
 			r.s.cfg.Log.Warn("as many readers of the recovery stream as may be; another one is not served", "from", r.conn.RemoteAddr(), "readers", r.s.cfg.Readers)
 		}
 	}
-	_ = r.conn.SetWriteDeadline(time.Now().Add(10 * time.Millisecond))
-	_, _ = r.conn.Write(r.m.Output(0))
+	if r.s.cfg.TLS == nil { // else there is a handshake before, which nobody waits for
+		_ = r.conn.SetWriteDeadline(time.Now().Add(10 * time.Millisecond))
+		_, _ = r.conn.Write(r.m.Output(0))
+	}
 	r.conn.Close()
 }
 
@@ -98,14 +137,13 @@ func (r *reader) receive() {
 
 // run serves the connection to its end.
 func (r *reader) run(ctx context.Context) StreamEnd {
-	defer func() {
-		close(r.done)
-		r.conn.Close()
-		if r.feed != nil {
-			r.s.leave(r.feed)
+	if cfg := r.s.cfg.TLS; cfg != nil {
+		if r.tcp != nil {
+			r.tcp.stall = r.s.cfg.Stall
 		}
-		r.s.cfg.Log.Debug("reader left", "from", r.conn.RemoteAddr(), "session", r.session, "next", r.m.Next(), "why", r.end)
-	}()
+		r.conn = tls.Server(r.conn, cfg)
+	}
+	defer r.leave()
 	go r.receive()
 	stop := ctx.Done()
 	timer := time.NewTimer(time.Hour)
@@ -123,21 +161,9 @@ func (r *reader) run(ctx context.Context) StreamEnd {
 		default:
 		}
 		now := r.s.cfg.Clock.Now()
-		if r.stopAt != 0 && now >= r.stopAt {
-			r.close(StreamStopped, stopText)
-		}
-		if err := r.m.Poll(now); err != nil {
-			if errors.Is(err, soup.ErrSilent) {
-				r.close(StreamSilent, "no heartbeat came in time")
-			} else {
-				r.close(StreamNoLogin, "no login came in time")
-			}
-		}
-		var changed <-chan struct{}
+		r.poll(now)
 		if r.at == len(r.out) {
 			r.out, r.at = append(r.out[:0], r.m.Output(now)...), 0
-			changed = r.fill(now)
-			r.out = append(r.out, r.m.Output(now)...)
 		}
 		if r.at < len(r.out) {
 			if !r.write() {
@@ -145,24 +171,86 @@ func (r *reader) run(ctx context.Context) StreamEnd {
 			}
 			continue
 		}
-		r.out = nil
-		r.moved = now
+		if cap(r.out) > keepOut {
+			r.out, r.at = nil, 0
+		}
 		if r.m.Closing() {
 			r.lastWords()
 			return r.end
 		}
+		k, wake := r.next(now)
+		if !k.rng.Empty() {
+			if !r.send(k) {
+				return r.end
+			}
+			continue
+		}
+		if r.m.Closing() || r.m.Pending() {
+			continue
+		}
+		r.moved = now
 		timer.Reset(r.sleep(now))
 		select {
 		case in := <-r.in:
 			if !r.take(in) {
 				return r.end
 			}
-		case <-changed:
+		case f := <-r.found:
+			r.accept(f)
+		case <-wake:
 		case <-timer.C:
 		case <-stop:
 			stop = nil
 			r.stop()
 		}
+	}
+}
+
+// leave ends what run began.
+func (r *reader) leave() {
+	close(r.done)
+	if r.tcp != nil {
+		r.tcp.Close() // TLS has said goodbye, or would wait for a client that does not read
+	} else {
+		r.conn.Close()
+	}
+	if r.feed != nil {
+		r.s.leave(r.feed)
+	}
+	r.s.cfg.Log.Debug("reader left", "from", r.conn.RemoteAddr(), "session", r.session, "next", r.m.Next(), "why", r.end)
+}
+
+// poll does what is due.
+func (r *reader) poll(now moldcast.Instant) {
+	if r.stopAt != 0 && now >= r.stopAt {
+		r.close(StreamStopped, stopText)
+	}
+	if r.denyAt != 0 && now >= r.denyAt && !r.m.Closing() {
+		r.end = StreamUnauthorised
+		r.m.Reject(soup.NotAuthorised)
+	}
+	if r.load != nil && now >= r.placeAt {
+		r.tellPlace(now)
+	}
+	if err := r.m.Poll(now); err != nil {
+		if errors.Is(err, soup.ErrSilent) {
+			r.close(StreamSilent, "no heartbeat came in time")
+		} else {
+			r.close(StreamNoLogin, "no login came in time")
+		}
+	}
+}
+
+// tellPlace tells the client how many are before it.
+func (r *reader) tellPlace(now moldcast.Instant) {
+	r.placeAt = now + moldcast.Instant(placeEvery)
+	ahead, all, ok := r.s.wire.place(r.load)
+	if !ok {
+		return
+	}
+	r.m.Say(fmt.Sprintf("waits for the archive: place %d of %d", ahead+1, all))
+	if r.s.maySay(StreamEnds) {
+		r.s.cfg.Log.Info("readers of the recovery stream wait for the archive", "reads_in_line", all, "all_read_in", r.s.line.eta(all).Round(time.Millisecond), "help", "--recovery-reads is how many are read at once")
 	}
 }
 
@@ -176,6 +264,7 @@ const (
 func (r *reader) stop() {
 	if r.feed == nil {
 		r.close(StreamStopped, stopText)
+		r.found, r.denyAt = nil, 0
 		return
 	}
 	r.stopAt = r.s.cfg.Clock.Now() + moldcast.Instant(stopTime)
@@ -187,8 +276,13 @@ func (r *reader) sleep(now moldcast.Instant) time.Duration {
 	if r.gapTill > now {
 		d = min(d, r.gapTill)
 	}
-	if r.stopAt != 0 {
-		d = min(d, r.stopAt)
+	if r.load != nil {
+		d = min(d, r.placeAt)
+	}
+	for _, t := range [...]moldcast.Instant{r.denyAt, r.stopAt} {
+		if t != 0 {
+			d = min(d, t)
+		}
 	}
 	return max(0, min(time.Duration(d-now), time.Hour))
 }
@@ -221,80 +315,77 @@ func (r *reader) take(in input) bool {
 		r.end = StreamLogout
 	}
 	if in.err != nil {
-		return false // with end as it is
+		var not tls.RecordHeaderError
+		if errors.As(in.err, &not) && r.end == StreamLost {
+			r.end = StreamProtocol
+			if r.s.maySay(StreamProtocol) {
+				r.s.cfg.Log.Warn("reader does not speak TLS", "from", r.conn.RemoteAddr(), "error", in.err)
+			}
+		}
+		return false // else with end as it is
 	}
 	r.resume <- struct{}{}
 	return true
 }
 
-// login accepts or rejects.
+// login has what it asks for looked for, in line: that may read a disk.
 func (r *reader) login(now moldcast.Instant, l *soup.Login) {
-	session, rec, err := r.s.cfg.Recordings.Recording(l.Session)
-	if err != nil {
-		if !errors.Is(err, ErrNoRecording) && r.s.maySay(StreamFailed) {
-			r.s.cfg.Log.Error("archive cannot be read for the recovery stream", "session", l.Session, "error", err)
+	r.shown.Lock()
+	r.shown.user = l.User
+	r.shown.Unlock()
+	if may := r.s.cfg.Authorise; may != nil && !may(l.User, l.Password) {
+		if r.s.maySay(StreamUnauthorised) {
+			r.s.cfg.Log.Warn("reader of the recovery stream is not authorised: wrong user or password", "from", r.conn.RemoteAddr(), "user", l.User)
+		}
+		r.denyAt = now + moldcast.Instant(denyAfter)
+		return
+	}
+	result, session, seq := make(chan found, 1), l.Session, l.Seq
+	r.found = result
+	r.s.line.put(func() {
+		var f found
+		if f.session, f.rec, f.err = r.s.cfg.Recordings.Recording(session); f.err == nil {
+			f.first = r.s.wire.first(f.rec, seq)
+		}
+		result <- f
+	})
+}
+
+// accept accepts or rejects.
+func (r *reader) accept(f found) {
+	r.found = nil
+	switch {
+	case r.m.Closing():
+		return
+	case f.err != nil:
+		if !errors.Is(f.err, ErrNoRecording) && r.s.maySay(StreamFailed) {
+			r.s.cfg.Log.Error("archive cannot be read for the recovery stream", "error", f.err)
 		}
 		r.end = StreamRejected
 		r.m.Reject(soup.SessionNotAvailable)
 		return
 	}
-	r.session, r.feed = session, r.s.join(session, rec)
-	first := r.first(rec, l.Seq)
-	r.m.Accept(session, first)
-	r.s.cfg.Log.Debug("reader", "from", r.conn.RemoteAddr(), "session", session, "asked", l.Seq, "first", first)
+	r.session, r.feed = f.session, r.s.join(f.session, f.rec)
+	r.m.Accept(f.session, f.first)
+	r.shown.Lock()
+	r.shown.feed = r.feed
+	r.shown.Unlock()
+	r.show(ReaderHistory)
+	r.s.cfg.Log.Debug("reader", "from", r.conn.RemoteAddr(), "session", f.session, "first", f.first)
 }
 
-// first is the lowest sequence at or after q that is held, or may yet be.
-func (r *reader) first(rec Recording, q moldcast.Seq) moldcast.Seq {
-	end, ended := rec.Ended()
-	first, head := rec.Bounds()
-	if q == 0 && head > first {
-		q = head - 1 // the most recent message
-	}
-	if ended {
-		head = max(head, end)
-	}
-	q = min(max(q, first, 1), max(head, 1))
-	for q < head {
-		hole, forGood, err := r.read(nil, rec, q, 1)
-		if err != nil || !forGood || hole.Empty() {
-			return q
-		}
-		q = hole.Next
-	}
-	return q
+// show is what Readers tells.
+func (r *reader) show(state ReaderState) {
+	r.shown.Lock()
+	r.shown.next, r.shown.state, r.shown.load = r.m.Next(), state, r.load
+	r.shown.Unlock()
 }
 
-// read calls fn with messages from q on. Otherwise hole is what is missing
-// there, as yet or for good.
-func (r *reader) read(fn func(moldcast.Messages), rec Recording, q moldcast.Seq, count int) (hole moldcast.Range, forGood bool, err error) {
-	r.s.reads <- struct{}{}
-	buf := r.s.bufs.Get().(*[]byte)
-	framed, n, err := rec.Append((*buf)[:0], q, count, streamChunk, true)
-	<-r.s.reads
-	*buf = framed
-	if n > 0 && fn != nil {
-		fn(moldcast.MessagesOf(framed, n))
-	}
-	if cap(framed) <= 4*streamChunk {
-		r.s.bufs.Put(buf)
-	}
-	var missing *moldcast.HoleError
-	switch {
-	case n > 0:
-		return hole, false, nil
-	case !errors.As(err, &missing):
-		return hole, false, err
-	}
-	forGood = missing.Hole.Reason != moldcast.NotCaptured || !rec.Growing()
-	return moldcast.Range{First: q, Next: missing.Hole.Range.Next}, forGood, nil
-}
-
-// fill puts what comes next into out, if anything does. Else the channel is
-// closed when there may be.
-func (r *reader) fill(now moldcast.Instant) <-chan struct{} {
+// next is the chunk that comes next. If none does as yet, wake is closed when
+// one may; nil: at Deadline, or what is pending says why not.
+func (r *reader) next(now moldcast.Instant) (k chunk, wake <-chan struct{}) {
 	if !r.m.Serving() {
-		return nil
+		return k, nil
 	}
 	at, changed := r.feed.now()
 	q := r.m.Next()
@@ -303,46 +394,60 @@ func (r *reader) fill(now moldcast.Instant) <-chan struct{} {
 	case at.ended:
 		r.end = StreamComplete
 		r.m.End()
-		return nil
+		return k, nil
 	case at.moved:
 		r.close(StreamMoved, "the session began anew; log in again")
-		return nil
+		return k, nil
 	case r.stopAt != 0:
 		r.close(StreamStopped, stopText)
-		return nil
+		return k, nil
 	default:
-		return changed
+		r.show(ReaderLive)
+		return k, changed
 	}
 	if now < r.gapTill {
-		return nil
+		return k, nil
 	}
-	hole, forGood, err := r.read(func(m moldcast.Messages) {
-		n, size := 0, len(r.out)
-		if r.out, n = soup.AppendData(r.out, m); n == 0 {
-			r.hole(moldcast.Range{First: q, Next: q + 1})
-			return
+	for {
+		l := r.load
+		if l == nil {
+			if k, l = r.s.wire.get(r.feed, q); l == nil {
+				return k, nil
+			}
+			r.load, r.placeAt = l, now+moldcast.Instant(placeFirst)
 		}
-		r.m.Sent(now, n)
-		r.s.messages.Add(uint64(n))
-		r.s.bytes.Add(uint64(len(r.out) - size))
-	}, r.feed.rec, q, moldcast.MaxCount)
+		select {
+		case <-l.done:
+			r.load = nil
+			if l.at == q && (l.err != nil || !l.hole.Empty()) {
+				r.lacks(now, l)
+				return k, nil
+			}
+		default:
+			r.show(ReaderHistory)
+			return k, l.done
+		}
+	}
+}
+
+// lacks says why a load brought nothing.
+func (r *reader) lacks(now moldcast.Instant, l *load) {
 	switch {
-	case err != nil:
+	case l.err != nil:
 		if r.s.maySay(StreamFailed) {
-			r.s.cfg.Log.Error("archive cannot be read for the recovery stream", "session", r.session, "seq", q, "error", err)
+			r.s.cfg.Log.Error("archive cannot be read for the recovery stream", "session", r.session, "seq", l.at, "error", l.err)
 		}
 		r.close(StreamFailed, "the archive cannot be read")
-	case hole.Empty():
-	case forGood:
-		r.hole(hole)
+	case l.forGood:
+		r.hole(l.hole)
 	default:
-		if r.gapAt != q {
-			r.gapAt = q
-			r.m.Gap(hole)
+		if r.gapAt != l.at {
+			r.gapAt = l.at
+			r.m.Gap(l.hole)
 		}
 		r.gapTill = now + moldcast.Instant(holeLook)
+		r.show(ReaderGap)
 	}
-	return nil
 }
 
 func (r *reader) hole(h moldcast.Range) {
@@ -350,37 +455,76 @@ func (r *reader) hole(h moldcast.Range) {
 	r.m.Hole(h)
 }
 
-// write sends some of out. False: the connection is of no more use.
+// send writes what comes next of a chunk. A write that is interrupted gives the
+// chunk back: only the rest of the frame that is half written is kept. False:
+// the connection is of no more use.
+func (r *reader) send(k chunk) bool {
+	data := k.from(r.m.Next(), r.near)
+	n, err := r.put(data)
+	frames, size := int(k.rng.Next-r.m.Next()), n
+	r.near = k.end()
+	if n < len(data) {
+		for frames, size = 0, 0; size < n; frames++ {
+			size += frameSize(data[size:])
+		}
+		r.near = spot{k.rng.First, r.m.Next() + moldcast.Seq(frames), len(k.wire) - len(data) + size}
+		r.out, r.at = append(r.out[:0], data[n:size]...), 0
+	}
+	r.m.Sent(0, frames)
+	r.s.messages.Add(uint64(frames))
+	r.s.bytes.Add(uint64(size))
+	r.show(ReaderHistory)
+	return r.written(n, err)
+}
+
+// write writes some of out. False: the connection is of no more use.
 func (r *reader) write() bool {
-	_ = r.conn.SetWriteDeadline(time.Now().Add(min(writeSlice, r.s.cfg.Stall)))
-	n, err := r.conn.Write(r.out[r.at:])
+	n, err := r.put(r.out[r.at:])
 	r.at += n
+	return r.written(n, err)
+}
+
+func (r *reader) put(b []byte) (int, error) {
+	_ = r.conn.SetWriteDeadline(time.Now().Add(min(writeSlice, r.s.cfg.Stall)))
+	return r.conn.Write(b)
+}
+
+// written looks at how a write went. False: the connection is of no more use.
+func (r *reader) written(n int, err error) bool {
 	now := r.s.cfg.Clock.Now()
+	r.m.Sent(now, 0) // else heartbeats pile up for one who reads slowly, and no message gets past them
 	if n > 0 {
 		r.moved = now
 	}
+	timeout := errors.Is(err, os.ErrDeadlineExceeded)
 	switch {
 	case err == nil:
 		return true
-	case !errors.Is(err, os.ErrDeadlineExceeded):
-		if r.end == StreamLost || r.end == StreamComplete || r.end == StreamHole {
+	case !timeout:
+		if r.end == StreamComplete || r.end == StreamHole {
 			r.end = StreamLost
 		}
+		return false
+	case r.s.cfg.TLS != nil && !r.m.Closing():
+		// The stream cannot be taken up again, not even to say why.
+		r.stalled()
+		r.end = StreamStalled
 		return false
 	case r.m.Closing():
 		return now-r.moved < moldcast.Instant(r.patience())
 	case now-r.moved < moldcast.Instant(r.s.cfg.Stall):
 		return true
 	}
+	r.stalled()
+	r.close(StreamStalled, "nothing of what was sent was read for "+r.s.cfg.Stall.String())
+	r.moved = now
+	return true
+}
+
+func (r *reader) stalled() {
 	if r.s.maySay(StreamStalled) {
 		r.s.cfg.Log.Warn("reader of the recovery stream reads nothing; disconnected", "from", r.conn.RemoteAddr(), "session", r.session, "next", r.m.Next(), "for", r.s.cfg.Stall)
 	}
-	r.close(StreamStalled, "nothing of what was sent was read for "+r.s.cfg.Stall.String())
-	// What is behind the frame that is half sent would only be in the way.
-	r.out = r.out[:r.frameEnd()]
-	r.out = append(r.out, r.m.Output(now)...)
-	r.moved = now
-	return true
 }
 
 // patience is how long the last words may take.
@@ -389,15 +533,6 @@ func (r *reader) patience() time.Duration {
 		return r.s.cfg.Stall
 	}
 	return lingerTime
-}
-
-// frameEnd is where the frame ends of which some is written.
-func (r *reader) frameEnd() int {
-	end := 0
-	for end < r.at {
-		end += 2 + (int(r.out[end])<<8 | int(r.out[end+1]))
-	}
-	return end
 }
 
 // lastWords lets the client read all before the connection is closed: a

@@ -2,12 +2,14 @@ package retransmit
 
 import (
 	"context"
+	"crypto/tls"
 	"errors"
 	"fmt"
 	"iter"
 	"log/slog"
 	"net"
 	"net/netip"
+	"runtime"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -53,13 +55,29 @@ type StreamConfig struct {
 	// Allow lists the networks that are served; nil takes admit.DefaultAllow.
 	Allow []netip.Prefix
 
-	// Readers bounds the connections: 1..65536. Default 1024. One that has
-	// nothing under way costs two goroutines and 1 KiB; else up to 70 KiB more.
+	// Authorise reports whether who logs in may read; nil: everyone may. It is
+	// called from several goroutines.
+	Authorise func(user, password string) bool
+
+	// TLS is spoken on every connection; nil: none is.
+	TLS *tls.Config
+
+	// Readers bounds the connections: 1..65536. Default 1024. One costs two
+	// goroutines and 1 KiB; while it is slow to take what is on its way, also a
+	// chunk of up to 160 KiB, where no other reader or the cache has that too.
 	Readers int
 
-	// Reads is how many readers read from the archive at once: 1..256. Default
-	// 2, so that they leave the processors to the capture.
+	// Reads is how many chunks are read from the disk of the archive at once:
+	// 1..256. Default 2, so that they leave the processors to the capture.
 	Reads int
+
+	// Cache is how many bytes of the stream are kept, as they go over the wire,
+	// for the other readers: 1 MiB..16 GiB. Default 32 MiB.
+	Cache int64
+
+	// Turns is how many readers write to the network at once: 1..256. Default
+	// half as many as there are processors.
+	Turns int
 
 	// Stall is how long a reader may take nothing of what is sent to it before
 	// it is disconnected. Default 15s.
@@ -79,6 +97,12 @@ func (c *StreamConfig) EnsureDefaults() {
 	}
 	if c.Reads == 0 {
 		c.Reads = 2
+	}
+	if c.Cache == 0 {
+		c.Cache = 32 << 20
+	}
+	if c.Turns == 0 {
+		c.Turns = min(max(runtime.NumCPU()/2, 1), 256)
 	}
 	if c.Stall == 0 {
 		c.Stall = 15 * time.Second
@@ -102,6 +126,10 @@ func (c *StreamConfig) Validate() error {
 		return fmt.Errorf("retransmit: Readers %d: want 1..65536", c.Readers)
 	case c.Reads < 1 || c.Reads > 256:
 		return fmt.Errorf("retransmit: Reads %d: want 1..256", c.Reads)
+	case c.Cache < 1<<20 || c.Cache > 16<<30:
+		return fmt.Errorf("retransmit: Cache %d: want 1 MiB..16 GiB", c.Cache)
+	case c.Turns < 1 || c.Turns > 256:
+		return fmt.Errorf("retransmit: Turns %d: want 1..256", c.Turns)
 	case c.Stall < 0:
 		return fmt.Errorf("retransmit: Stall %v: want a time above 0", c.Stall)
 	}
@@ -113,25 +141,26 @@ type StreamEnd uint8
 
 // The ways a connection ends.
 const (
-	StreamNotAllowed StreamEnd = iota // from outside the allow-list
-	StreamFull                        // there were Readers connections
-	StreamNoLogin                     // none came in time
-	StreamRejected                    // session not available
-	StreamProtocol                    // the client did not speak the protocol
-	StreamSilent                      // no heartbeat of the client in time
-	StreamStalled                     // it did not read what was sent
-	StreamHole                        // at a hole: it logs in again behind it
-	StreamComplete                    // after the end of the session
-	StreamLogout                      // the client left
-	StreamLost                        // the connection broke, or the client closed it
-	StreamFailed                      // the archive could not be read
-	StreamMoved                       // another recording took its place under its name
-	StreamStopped                     // the server stopped
-	StreamEnds                        // number of them
+	StreamNotAllowed   StreamEnd = iota // from outside the allow-list
+	StreamFull                          // there were Readers connections
+	StreamNoLogin                       // none came in time
+	StreamRejected                      // session not available
+	StreamProtocol                      // the client did not speak the protocol
+	StreamSilent                        // no heartbeat of the client in time
+	StreamStalled                       // it did not read what was sent
+	StreamHole                          // at a hole: it logs in again behind it
+	StreamComplete                      // after the end of the session
+	StreamLogout                        // the client left
+	StreamLost                          // the connection broke, or the client closed it
+	StreamFailed                        // the archive could not be read
+	StreamMoved                         // another recording took its place under its name
+	StreamStopped                       // the server stopped
+	StreamUnauthorised                  // wrong user or password
+	StreamEnds                          // number of them
 )
 
 var streamEndNames = [StreamEnds]string{
-	"not_allowed", "full", "no_login", "rejected", "protocol", "silent", "stalled", "hole", "complete", "logout", "lost", "read_failed", "moved", "stopped",
+	"not_allowed", "full", "no_login", "rejected", "protocol", "silent", "stalled", "hole", "complete", "logout", "lost", "read_failed", "moved", "stopped", "unauthorised",
 }
 
 // String is e as a counter's name.
@@ -149,6 +178,7 @@ type StreamStats struct {
 	Readers     int    // now
 	Messages    uint64 // handed to the system
 	Bytes       uint64 // of these, framing included
+	Wire        WireStats
 	Ends        [StreamEnds]uint64
 }
 
@@ -158,6 +188,7 @@ func (s *StreamStats) Add(o StreamStats) {
 	s.Readers += o.Readers
 	s.Messages += o.Messages
 	s.Bytes += o.Bytes
+	s.Wire.add(o.Wire)
 	for e, n := range o.Ends {
 		s.Ends[e] += n
 	}
@@ -166,8 +197,16 @@ func (s *StreamStats) Add(o StreamStats) {
 // Counters is every counter with its snake_case name, in a fixed order.
 func (s StreamStats) Counters() iter.Seq2[string, uint64] {
 	return func(yield func(string, uint64) bool) {
-		if !yield("recovery_connections", s.Connections) || !yield("recovery_messages", s.Messages) || !yield("recovery_bytes", s.Bytes) {
-			return
+		for _, c := range []struct {
+			name string
+			n    uint64
+		}{
+			{"connections", s.Connections}, {"messages", s.Messages}, {"bytes", s.Bytes},
+			{"chunks", s.Wire.Chunks}, {"chunks_encoded", s.Wire.Encoded}, {"messages_encoded", s.Wire.Messages}, {"reads", s.Wire.Reads},
+		} {
+			if !yield("recovery_"+c.name, c.n) {
+				return
+			}
 		}
 		for e, n := range s.Ends {
 			if !yield("recovery_"+StreamEnd(e).String(), n) {
@@ -182,18 +221,20 @@ func (s StreamStats) Counters() iter.Seq2[string, uint64] {
 // is read looks whether there is more.
 type StreamServer struct {
 	cfg   StreamConfig
-	reads chan struct{} // as many as may read at once
-	bufs  sync.Pool     // *[]byte of framed messages
+	line  *line
+	wire  *wire
+	turns chan struct{}
 
 	mu struct {
 		sync.Mutex
-		readers int
+		readers int // connections that were not refused yet, those to be refused included
+		all     map[*reader]struct{}
 		feeds   map[Recording]*feed
 	}
 
 	connections, messages, bytes atomic.Uint64
 	ends                         [StreamEnds]atomic.Uint64
-	said                         [StreamEnds]atomic.Int64 // when each was last logged
+	said                         [StreamEnds + 1]atomic.Int64 // when each, and last the line, was last logged
 }
 
 // NewStream makes a StreamServer. The error is StreamConfig.Validate's.
@@ -202,9 +243,10 @@ func NewStream(cfg StreamConfig) (*StreamServer, error) {
 	if err := cfg.Validate(); err != nil {
 		return nil, err
 	}
-	s := &StreamServer{cfg: cfg, reads: make(chan struct{}, cfg.Reads)}
-	s.bufs.New = func() any { return new([]byte) }
+	s := &StreamServer{cfg: cfg, line: newLine(cfg.Clock), turns: make(chan struct{}, cfg.Turns)}
+	s.wire = newWire(cfg.Cache, s.line)
 	s.mu.feeds = map[Recording]*feed{}
+	s.mu.all = map[*reader]struct{}{}
 	for i := range s.said {
 		s.said[i].Store(-1 << 62)
 	}
@@ -216,7 +258,7 @@ func (s *StreamServer) Addr() net.Addr { return s.cfg.Listener.Addr() }
 
 // Stats is a snapshot. It may be called at any time.
 func (s *StreamServer) Stats() StreamStats {
-	st := StreamStats{Messages: s.messages.Load(), Bytes: s.bytes.Load()}
+	st := StreamStats{Messages: s.messages.Load(), Bytes: s.bytes.Load(), Wire: s.wire.Stats()}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	st.Connections, st.Readers = s.connections.Load(), s.mu.readers
@@ -237,6 +279,8 @@ func (s *StreamServer) Run(ctx context.Context) error {
 	stop := context.AfterFunc(ctx, func() { s.cfg.Listener.Close() })
 	defer stop()
 	serving, cancel := context.WithCancel(ctx)
+	s.line.start(s.cfg.Reads)
+	defer s.line.stop()
 	var conns sync.WaitGroup
 	defer conns.Wait()
 	defer cancel()
@@ -278,7 +322,16 @@ func (s *StreamServer) admit(ctx context.Context, conns *sync.WaitGroup, conn ne
 		r.refuse(StreamFull)
 		s.ended(StreamFull)
 	default:
-		conns.Go(func() { s.ended(r.run(ctx)) })
+		s.mu.Lock()
+		s.mu.all[r] = struct{}{}
+		s.mu.Unlock()
+		conns.Go(func() {
+			end := r.run(ctx)
+			s.mu.Lock()
+			delete(s.mu.all, r)
+			s.mu.Unlock()
+			s.ended(end)
+		})
 	}
 }
 
@@ -313,7 +366,7 @@ type feed struct {
 	s    *StreamServer
 	name moldcast.Session
 	rec  Recording
-	refs int // of the readers; owned by StreamServer.mu
+	refs atomic.Int32 // readers; changed with StreamServer.mu held
 	stop chan struct{}
 
 	mu struct {
@@ -330,11 +383,13 @@ type state struct {
 	moved     bool // its name now stands for another: nothing more will come
 }
 
-// A feed looks for more so often, and whether its name stands for another take
-// by now.
+// A feed looks for more so often, and so much less often for each reader: what
+// is new is sent to all of them, a crowd gets it in larger pieces. And so often
+// it looks whether its name stands for another take by now.
 const (
-	lookEvery = 10 * time.Millisecond
-	nameEvery = 100 // looks
+	lookEvery  = 10 * time.Millisecond
+	lookReader = 50 * time.Microsecond
+	nameEvery  = time.Second
 )
 
 func (s *StreamServer) join(name moldcast.Session, rec Recording) *feed {
@@ -348,26 +403,37 @@ func (s *StreamServer) join(name moldcast.Session, rec Recording) *feed {
 		s.mu.feeds[rec] = f
 		go f.run()
 	}
-	f.refs++
+	f.refs.Add(1)
 	return f
 }
 
 func (s *StreamServer) leave(f *feed) {
 	s.mu.Lock()
-	defer s.mu.Unlock()
-	if f.refs--; f.refs == 0 {
+	last := f.refs.Add(-1) == 0
+	if last {
 		delete(s.mu.feeds, f.rec)
 		close(f.stop)
+	}
+	s.mu.Unlock()
+	if last {
+		s.wire.forget(f)
 	}
 }
 
 func (f *feed) run() {
-	t := time.NewTicker(lookEvery)
+	t := time.NewTimer(lookEvery)
 	defer t.Stop()
-	for n := 1; ; n++ {
+	named := f.s.cfg.Clock.Now()
+	for {
 		select {
 		case <-t.C:
-			f.look(n%nameEvery == 0)
+			now := f.s.cfg.Clock.Now()
+			name := now-named >= moldcast.Instant(nameEvery)
+			if name {
+				named = now
+			}
+			f.look(name)
+			t.Reset(lookEvery + time.Duration(f.refs.Load())*lookReader)
 		case <-f.stop:
 			return
 		}

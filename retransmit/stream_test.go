@@ -29,7 +29,9 @@ type tape struct {
 	growing     bool
 	holes       []moldcast.Hole
 	fail        error
-	next        *tape // another take
+	cold        moldcast.Seq  // what is below is on disk
+	disk        time.Duration // that a read there takes
+	next        *tape         // another take
 }
 
 func (v *tape) Recording(s moldcast.Session) (moldcast.Session, Recording, error) {
@@ -68,7 +70,15 @@ func (v *tape) Growing() bool {
 	return v.growing
 }
 
-func (v *tape) Append(dst []byte, q moldcast.Seq, count, size int, _ bool) ([]byte, int, error) {
+func (v *tape) Append(dst []byte, q moldcast.Seq, count, size int, cold bool) ([]byte, int, error) {
+	if q < v.cold {
+		if !cold {
+			return dst, 0, ErrCold
+		}
+		if v.disk > 0 {
+			<-time.After(v.disk)
+		}
+	}
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	n, room := 0, len(dst)+size
@@ -167,8 +177,10 @@ type client struct {
 	err   error
 }
 
-func connect(p *pipes, l soup.Login) *client {
-	c := &client{conn: p.dial(), clock: mcast.NewClock()}
+func connect(p *pipes, l soup.Login) *client { return speak(p.dial(), l) }
+
+func speak(conn net.Conn, l soup.Login) *client {
+	c := &client{conn: conn, clock: mcast.NewClock()}
 	c.m = soup.NewClient(c.clock.Now(), l)
 	return c
 }

@@ -134,6 +134,8 @@ func step(t *testing.T, out *strings.Builder, c *Client, s *Server, line string)
 		s.Gap(moldcast.Range{First: num(0), Next: num(1) + 1})
 	case "refuse":
 		s.Refuse(arg)
+	case "say":
+		s.Say(arg)
 	case "sent":
 		s.Sent(now, int(num(0)))
 	case "logout":

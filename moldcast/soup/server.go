@@ -122,6 +122,14 @@ func (s *Server) Gap(r moldcast.Range) {
 	}
 }
 
+// Say is a debug packet, which tells a person how things are; of more than 1024
+// bytes the rest is dropped.
+func (s *Server) Say(text string) {
+	if s.state == asked || s.state == serving {
+		s.out = appendFrame(s.out, typeDebug, text[:min(len(text), maxDebug)])
+	}
+}
+
 // Refuse says why the connection is closed; of more than 1024 bytes the rest
 // is dropped.
 func (s *Server) Refuse(why string) { s.close(typeDebug, why[:min(len(why), maxDebug)]) }
@@ -138,6 +146,9 @@ func (s *Server) Closing() bool { return s.state == closing }
 
 // Serving reports that messages are to be sent.
 func (s *Server) Serving() bool { return s.state == serving }
+
+// Pending reports that Output is not empty.
+func (s *Server) Pending() bool { return len(s.out) > 0 }
 
 // Next is the sequence of the next message.
 func (s *Server) Next() moldcast.Seq { return s.next }

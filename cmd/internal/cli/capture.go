@@ -355,7 +355,7 @@ func (n *captureNode) serve(node *config.Node, archive *store.Archive, sink *arc
 	if len(node.Channels) == 1 {
 		one = node.Channels[0].Names()
 	}
-	if ready.Retransmit, ready.Recovery, err = n.answer(node, node.RetransmitListen, node.RecoveryListen, archive, nil, one, sink); err != nil {
+	if ready.Retransmit, ready.Recovery, err = n.answer(node, node.RetransmitListen, node.Streams.Listen, archive, nil, one, sink); err != nil {
 		return err
 	}
 	up := ready.Channels
@@ -387,7 +387,7 @@ func (n *captureNode) serve(node *config.Node, archive *store.Archive, sink *arc
 		cfg.Requests = n.requestStats
 	}
 	if len(n.streams) > 0 {
-		cfg.Streams = n.streamStats
+		cfg.Streams, cfg.Readers = n.streamStats, n.readers
 	}
 	srv := httpd.New(cfg)
 	n.background(func(ctx context.Context) error { return srv.Serve(ctx, l) }, "http")
@@ -408,6 +408,14 @@ func (n *captureNode) streamStats() (sum retransmit.StreamStats) {
 		sum.Add(srv.Stats())
 	}
 	return sum
+}
+
+// readers are those of all servers of recovery streams.
+func (n *captureNode) readers() (all []retransmit.ReaderInfo) {
+	for _, srv := range n.streams {
+		all = append(all, srv.Readers()...)
+	}
+	return all
 }
 
 // answer serves what is archived of channels (none: of all): requests on one
@@ -442,12 +450,13 @@ func (n *captureNode) answer(node *config.Node, requests, streams string, archiv
 		n.requests = append(n.requests, srv)
 		n.background(srv.Run, "retransmit")
 	}
-	stream := streamFlags{listen: streams, readers: node.RecoveryReaders}
+	served := node.Streams
+	served.Listen = streams
 	recordings := src.recordings(streamed...)
 	for _, c := range node.Channels {
 		recordings.captured = append(recordings.captured, c.Name)
 	}
-	srv, err := stream.server(recordings, node.Admission().Allow, n.env.log)
+	srv, err := serveStreams(served, recordings, node.Admission().Allow, n.env.log)
 	if err != nil {
 		return "", "", err
 	}

@@ -128,7 +128,10 @@ func (r *recording) Growing() bool {
 func (r *recording) Append(dst []byte, first moldcast.Seq, count, size int, cold bool) ([]byte, int, error) {
 	out, n, err := r.View.Append(dst, first, count, size, cold)
 	var bad *store.CorruptError
-	if errors.As(err, &bad) {
+	switch {
+	case errors.Is(err, store.ErrCold):
+		err = retransmit.ErrCold
+	case errors.As(err, &bad):
 		err = &moldcast.HoleError{Hole: moldcast.Hole{Range: bad.Range, Reason: moldcast.Damaged}}
 	}
 	return out, n, err

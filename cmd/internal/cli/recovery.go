@@ -6,47 +6,60 @@ import (
 	"net"
 	"net/netip"
 
-	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 
+	"github.com/moldtape/moldtape/cmd/internal/config"
+	"github.com/moldtape/moldtape/cmd/internal/credentials"
 	"github.com/moldtape/moldtape/retransmit"
 )
 
-// streamFlags are those of a recovery stream that is served.
-type streamFlags struct {
-	listen  string
-	readers int
-}
-
-const maxReaders = 65536
-
-func (f *streamFlags) add(c *cobra.Command) {
-	c.Flags().StringVar(&f.listen, "recovery-listen", "", "serve recovery streams (SoupBinTCP) of all that is archived on this TCP `HOST:PORT`")
-	c.Flags().IntVar(&f.readers, "recovery-readers", 1024, "most readers of recovery streams at once, `N`")
-}
-
-func (f *streamFlags) check() error {
-	if f.readers < 1 || f.readers > maxReaders {
-		return usagef("--recovery-readers %d: want 1..%d", f.readers, maxReaders)
+// addStreams adds the flags of recovery streams that are served.
+func addStreams(fs *pflag.FlagSet, s *config.Streams) {
+	for _, x := range s.Fields() {
+		fs.Var(x.Value, x.Flag, x.Usage)
 	}
-	if f.listen == "" {
+}
+
+// checkStreams checks them.
+func checkStreams(s *config.Streams) error {
+	if ps := s.Validate(); len(ps) > 0 {
+		return usagef("%s", ps[0].AsFlags())
+	}
+	if s.Listen == "" {
 		return nil
 	}
-	return parseHostPort("--recovery-listen", f.listen)
+	return parseHostPort("--recovery-listen", s.Listen)
 }
 
-// server listens; nil without the flag.
-func (f *streamFlags) server(k *recordings, allow []netip.Prefix, log *slog.Logger) (*retransmit.StreamServer, error) {
-	if f.listen == "" {
+// serveStreams listens; nil without an address.
+func serveStreams(s config.Streams, k *recordings, allow []netip.Prefix, log *slog.Logger) (*retransmit.StreamServer, error) {
+	if s.Listen == "" {
 		return nil, nil
 	}
-	l, err := net.Listen("tcp", f.listen)
+	cfg := retransmit.StreamConfig{Recordings: k, Allow: allow, Readers: s.Readers, Reads: s.Reads, Cache: s.Cache, Stall: s.Stall, Log: log}
+	if s.Users != "" {
+		users, err := credentials.ReadUsers(s.Users)
+		if err != nil {
+			return nil, usagef("--recovery-users: %v", err)
+		}
+		cfg.Authorise = users.Allowed
+	}
+	var err error
+	if cfg.TLS, err = credentials.ServerTLS(s.TLSCert, s.TLSKey); err != nil {
+		return nil, usagef("--recovery-tls-cert: %v", err)
+	}
+	if cfg.Authorise != nil && cfg.TLS == nil {
+		log.Warn("users and passwords of recovery streams are sent as they are: whoever listens on the network reads them", "help", "--recovery-tls-cert")
+	}
+	l, err := net.Listen("tcp", s.Listen)
 	if err != nil {
 		return nil, fmt.Errorf("--recovery-listen: %w", err)
 	}
-	s, err := retransmit.NewStream(retransmit.StreamConfig{Listener: l, Recordings: k, Allow: allow, Readers: f.readers, Log: log})
+	cfg.Listener = l
+	srv, err := retransmit.NewStream(cfg)
 	if err != nil {
 		l.Close()
 		return nil, err
 	}
-	return s, nil
+	return srv, nil
 }

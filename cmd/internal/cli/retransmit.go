@@ -27,13 +27,13 @@ type retransmitFlags struct {
 	allow     []string
 	perClient float64
 	total     float64
-	stream    streamFlags
+	stream    config.Streams
 }
 
 func newRetransmitCmd(e *env) *cobra.Command {
 	var def admit.Config
 	def.EnsureDefaults()
-	o := retransmitFlags{perClient: def.Client.Requests, total: def.Total.Requests}
+	o := retransmitFlags{perClient: def.Client.Requests, total: def.Total.Requests, stream: config.DefaultStreams()}
 	c := &cobra.Command{
 		Use:   "retransmit --listen ADDR",
 		Short: "Answer retransmit requests (UDP) and serve recovery streams (TCP) from an archive",
@@ -65,7 +65,7 @@ last, where only one channel is served.`,
 	f.StringArrayVar(&o.channels, "channel", nil, "serve only the channel `NAME` (may repeat; default all)")
 	f.IntVar(&o.mtu, "mtu", 1500, "largest IPv4 packet of an answer, in `BYTES`; a longer message goes alone in a larger one")
 	f.StringArrayVar(&o.allow, "allow", nil, "answer only clients in this `CIDR` (may repeat; default loopback, private and link-local addresses)")
-	o.stream.add(c)
+	addStreams(f, &o.stream)
 	f.Var(config.Rate{P: &o.perClient}, "rate-per-client", "requests a second answered to one client, 0 for no limit (clients on this machine, unless given: 200000)")
 	f.Var(config.Rate{P: &o.total}, "rate-total", "requests a second answered in all, 0 for no limit")
 	return c
@@ -91,7 +91,7 @@ func (o *retransmitFlags) config(c *cobra.Command) (retransmit.Config, netip.Add
 	if o.mtu < 128 || o.mtu > 65535 {
 		return fail(usagef("--mtu %d: want 128..65535", o.mtu))
 	}
-	if err := o.stream.check(); err != nil {
+	if err := checkStreams(&o.stream); err != nil {
 		return fail(err)
 	}
 	cfg := retransmit.Config{MTU: o.mtu}
@@ -149,7 +149,7 @@ func (e *env) retransmit(ctx context.Context, o retransmitFlags, cfg retransmit.
 	e.log.Info("serving", "archive", e.archiveDir(), "listen", conn.LocalAddr(), "sessions", source.Sessions())
 	e.log.Debug("budgets", "mtu", cfg.MTU, "allow", cfg.Admit.Allow, "rate_per_client", cfg.Admit.Client.Requests, "rate_loopback", cfg.Admit.Loopback.Requests,
 		"rate_total", cfg.Admit.Total.Requests, "linger", cfg.Admit.Linger, "cold_queue", cfg.QueueCold, "workers", cfg.Workers)
-	stream, err := o.stream.server(source.recordings(), cfg.Admit.Allow, e.log)
+	stream, err := serveStreams(o.stream, source.recordings(), cfg.Admit.Allow, e.log)
 	if err != nil {
 		conn.Close()
 		return err

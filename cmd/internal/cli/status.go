@@ -1,12 +1,15 @@
 package cli
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"net/http"
+	"slices"
 	"strings"
 	"time"
 	"unicode"
@@ -29,6 +32,7 @@ const (
 
 func newStatusCmd(e *env) *cobra.Command {
 	var addr string
+	var readers bool
 	c := &cobra.Command{
 		Use:   "status ADDR",
 		Short: "Show how a running node does",
@@ -54,14 +58,15 @@ came (half of them, 99 %, the latest).`,
 			}
 			return parseHostPort("status", addr)
 		},
-		RunE: func(c *cobra.Command, _ []string) error { return e.status(c.Context(), addr) },
+		RunE: func(c *cobra.Command, _ []string) error { return e.status(c.Context(), addr, readers) },
 	}
 	c.Flags().StringVar(&addr, "http", "", "the `ADDR`, instead of the argument")
+	c.Flags().BoolVar(&readers, "readers", false, "each reader of a recovery stream too")
 	e.addJSON(c, "the node's own document on stdout, as its /status has it")
 	return c
 }
 
-func (e *env) status(ctx context.Context, addr string) error {
+func (e *env) status(ctx context.Context, addr string, readers bool) error {
 	body, err := fetchStatus(ctx, addr)
 	if err != nil {
 		if ctx.Err() != nil {
@@ -77,7 +82,7 @@ func (e *env) status(ctx context.Context, addr string) error {
 		if _, err := e.stdout.Write(body); err != nil {
 			return err
 		}
-	} else if err := printStatus(plainWriter{e.stdout}, d); err != nil {
+	} else if err := printStatus(plainWriter{e.stdout}, d, readers); err != nil {
 		return err
 	}
 	if bad := failing(d); len(bad) > 0 {
@@ -159,7 +164,7 @@ func (p plainWriter) Write(b []byte) (int, error) {
 	return len(b), nil
 }
 
-func printStatus(w io.Writer, d httpd.Document) error {
+func printStatus(w io.Writer, d httpd.Document, readers bool) error {
 	t := table(w)
 	row(t, "CHANNEL", "STATE", "SESSION", "HEAD", "NEXT", "DURABLE", "HOLES", "LAG", "MSGS/S", "LOST")
 	for i := range d.Channels {
@@ -218,7 +223,38 @@ func printStatus(w io.Writer, d httpd.Document) error {
 			fmt.Fprintln(w)
 		}
 	}
+	if d.Streams != nil {
+		return printStreams(w, d.Streams, d.Time, readers)
+	}
 	return nil
+}
+
+// printStreams tells of the readers of recovery streams: in a line, and each.
+func printStreams(w io.Writer, s *httpd.Streams, now time.Time, each bool) error {
+	if s.Readers > 0 {
+		fmt.Fprintf(w, "\n%s of recovery streams: ", count(uint64(s.Readers), "reader"))
+		sep := ""
+		for _, state := range slices.Sorted(maps.Keys(s.States)) {
+			if n := s.States[state]; n > 0 {
+				fmt.Fprintf(w, "%s%d %s", sep, n, state)
+				sep = ", "
+			}
+		}
+		fmt.Fprintln(w)
+	}
+	if !each || len(s.List) == 0 {
+		return nil
+	}
+	t := table(w)
+	row(t, "READER", "USER", "SESSION", "STATE", "NEXT", "LAG", "QUEUED", "FOR")
+	for _, r := range s.List {
+		state := r.State
+		if r.Place > 0 {
+			state += fmt.Sprintf(" (%d)", r.Place)
+		}
+		row(t, r.Addr, cmp.Or(r.User, "-"), r.Session, state, r.NextSeq, r.Lag, humanize.IBytes(uint64(max(r.Queued, 0))), now.Sub(r.Since).Round(time.Second))
+	}
+	return t.Flush()
 }
 
 func printOpen(w io.Writer, o *capture.OpenGaps) {

@@ -59,7 +59,7 @@ func TestStatusExitCode(t *testing.T) {
 			for _, asJSON := range []bool{false, true} {
 				var out bytes.Buffer
 				e := &env{stdout: &out, stderr: io.Discard, json: asJSON}
-				checkExit(t, e.status(context.Background(), addr), c.err)
+				checkExit(t, e.status(context.Background(), addr, false), c.err)
 				if asJSON {
 					var got httpd.Document
 					if err := json.Unmarshal(out.Bytes(), &got); err != nil || len(got.Channels) != len(c.channels) {
@@ -106,7 +106,7 @@ func TestStatusOfNoNode(t *testing.T) {
 		{answer(302, ""), "no moldtape node: 302"},
 	} {
 		e := &env{stdout: io.Discard, stderr: io.Discard}
-		checkExit(t, e.status(context.Background(), c.addr), c.want)
+		checkExit(t, e.status(context.Background(), c.addr, false), c.want)
 	}
 }
 
@@ -114,7 +114,7 @@ func TestStatusOfNoNode(t *testing.T) {
 func TestStatusIsPlain(t *testing.T) {
 	var out bytes.Buffer
 	d := httpd.Document{Channels: []capture.Status{{Channel: "a\x1b[2Jb", State: capture.StateFailed, Error: "x\r\u009by"}}}
-	if err := printStatus(plainWriter{&out}, d); err != nil {
+	if err := printStatus(plainWriter{&out}, d, true); err != nil {
 		t.Fatal(err)
 	}
 	if s := out.String(); !strings.Contains(s, "a?[2Jb") || !strings.Contains(s, "x??y") || strings.ContainsAny(s, "\x1b\r\u009b") {
@@ -139,13 +139,19 @@ func TestStatusTable(t *testing.T) {
 		degradedFor("slow", capture.ReasonGap, time.Minute),
 	}}
 	d.Channels[1].Since = &since
+	d.Time = statusTime
+	d.Streams = &httpd.Streams{Readers: 2, States: map[string]int{"live": 1, "waiting": 1, "gap": 0}, List: []httpd.Reader{
+		{Addr: "10.0.0.1:5", User: "ann", Session: moldcast.Session([]byte("DAY1      ")), State: "waiting", Place: 3, NextSeq: 7, Lag: 93, Queued: 2048, Since: statusTime.Add(-time.Minute)},
+	}}
 	d.Channels[0].Recovering = []capture.Recovering{{Session: moldcast.Session{'D', 'A', 'Y', ' ', ' ', ' ', ' ', ' ', ' ', ' '}, Peer: "10.0.0.1:9", State: "streaming", FirstSeq: 5, LastSeq: 99, Messages: 1}}
 	var out bytes.Buffer
-	if err := printStatus(&out, d); err != nil {
+	if err := printStatus(&out, d, true); err != nil {
 		t.Fatal(err)
 	}
 	got := strings.Join(strings.Fields(out.String()), " ")
 	for _, want := range []string{
+		"2 readers of recovery streams: 1 live, 1 waiting",
+		"10.0.0.1:5 ann DAY1 waiting (3) 7 93 2.0 KiB 1m0s",
 		"itch ok DAY@2 900 800 700 1 50ms 12,346 0",
 		"itch A 239.0.0.1:1 live 1,500 2,000 10 (0.5%) 75.0% 12µs 346µs 12.3ms 0",
 		"itch B 239.0.0.2:1 silent 0 0 0 - - - - 0",

@@ -1,6 +1,7 @@
 package config
 
 import (
+	"slices"
 	"time"
 
 	"github.com/moldtape/moldtape/moldcast"
@@ -32,8 +33,7 @@ type Node struct {
 	Allow            []string
 	RatePerClient    float64
 	RateTotal        float64
-	RecoveryListen   string
-	RecoveryReaders  int // of each address
+	Streams          Streams
 	HTTP             string
 	Pprof            bool
 
@@ -97,7 +97,7 @@ func Default() Node {
 		Sync: store.DefaultSync, SegmentSize: 1 << 30, Reserve: store.DefaultReserve,
 		QueueBytes: Unset, Keep: Unset, MaxBytes: Unset, RetainEvery: time.Minute, NakRateTotal: Unset,
 		RX: mcast.Auto.String(), RXRing: mcast.DefaultRingSize,
-		MTU: 1500, RecoveryReaders: 1024, RatePerClient: defaultPerClient, RateTotal: defaultTotal,
+		MTU: 1500, Streams: DefaultStreams(), RatePerClient: defaultPerClient, RateTotal: defaultTotal,
 	}
 }
 
@@ -124,7 +124,7 @@ type Field struct {
 // Fields are the settings of n itself, those of its channels aside, in the
 // order in which they are shown.
 func (n *Node) Fields() []Field {
-	return []Field{
+	fields := []Field{
 		{"archive", "archive", "archive `DIR` (default $MOLDTAPE_ARCHIVE, else ./archive)", text{&n.Archive}},
 		{"sync", "sync", "longest time a received message is not yet durable; 0: synced as soon as it is stored", Duration{&n.Sync}},
 		{"segment_size", "segment-size", "start the next segment at this many stored bytes", Size{&n.SegmentSize}},
@@ -139,8 +139,6 @@ func (n *Node) Fields() []Field {
 		{"allow", "allow", "answer only clients in this `CIDR` (repeat; default loopback, private and link-local addresses)", texts{&n.Allow}},
 		{"rate_per_client", "rate-per-client", "requests a second answered to one client, 0 for no limit (clients on this machine, unless given: 200000)", Rate{&n.RatePerClient}},
 		{"rate_total", "rate-total", "requests a second answered in all, 0 for no limit", Rate{&n.RateTotal}},
-		{"recovery_listen", "recovery-listen", "serve recovery streams (SoupBinTCP) of all that is archived on this TCP `HOST:PORT`", text{&n.RecoveryListen}},
-		{"recovery_readers", "recovery-readers", "most readers of recovery streams at once, `N`", integer{&n.RecoveryReaders}},
 		{"http", "http", "serve /status, /metrics, /healthz and /readyz on this TCP `HOST:PORT`, to whoever reaches it: there is no authentication", text{&n.HTTP}},
 		{"pprof", "pprof", "serve /debug/pprof/ there too", boolean{&n.Pprof}},
 		{"nak_rate_total", "nak-rate-total", "most requests a second of all channels together, `N` (default the highest --nak-rate of one)", Optional{integer{&n.NakRateTotal}, func() bool { return n.NakRateTotal < 0 }}},
@@ -152,6 +150,8 @@ func (n *Node) Fields() []Field {
 		{"log_level", "", "", text{&n.LogLevel}},
 		{"log_format", "", "", text{&n.LogFormat}},
 	}
+	at := slices.IndexFunc(fields, func(f Field) bool { return f.Key == "http" })
+	return slices.Insert(fields, at, n.Streams.Fields()...)
 }
 
 // Fields are the settings of c.

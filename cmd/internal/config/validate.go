@@ -25,7 +25,6 @@ const (
 	maxNakRate  = 1_000_000
 	defNakRate  = 20_000
 	maxRing     = 1 << 30
-	maxReaders  = 65536
 	maxName     = 64 // of a channel, in bytes
 )
 
@@ -115,9 +114,7 @@ func (n *Node) Validate() []Problem {
 	if n.MTU < 128 || n.MTU > 65535 {
 		ps.add("mtu", " %d: want 128 to 65535", n.MTU)
 	}
-	if n.RecoveryReaders < 1 || n.RecoveryReaders > maxReaders {
-		ps.add("recovery_readers", " %d: want 1..%d", n.RecoveryReaders, maxReaders)
-	}
+	ps = append(ps, n.Streams.Validate()...)
 	if n.NakRateTotal < 1 || n.NakRateTotal > maxNakRate {
 		ps.add("nak_rate_total", " %d: want 1 to %d requests a second", n.NakRateTotal, maxNakRate)
 	}
@@ -204,7 +201,7 @@ func (n *Node) validateListen(ps *problems) {
 	}
 	check("tcp", "http", n.HTTP)
 	check("udp", "retransmit_listen", n.RetransmitListen)
-	check("tcp", "recovery_listen", n.RecoveryListen)
+	check("tcp", "recovery_listen", n.Streams.Listen)
 	for i := range n.Channels {
 		c := &n.Channels[i]
 		check("udp", path("channels", i, "retransmit_listen"), c.RetransmitListen)

@@ -18,6 +18,7 @@ import (
 	"time"
 
 	"github.com/moldtape/moldtape/capture"
+	"github.com/moldtape/moldtape/moldcast"
 	"github.com/moldtape/moldtape/retransmit"
 )
 
@@ -40,7 +41,8 @@ type Config struct {
 	// Requests are the statistics of the request server; nil: there is none.
 	Requests func() retransmit.Stats
 	Streams  func() retransmit.StreamStats // of the recovery streams, likewise
-	Archive  string                        // the directory, for the room on its disk; empty: none
+	Readers  func() []retransmit.ReaderInfo
+	Archive  string // the directory, for the room on its disk; empty: none
 	Version  string
 	Pprof    bool         // serve /debug/pprof/ too
 	Log      *slog.Logger // default none
@@ -156,14 +158,49 @@ type Requests struct {
 // Streams are the statistics of the recovery streams that are served.
 type Streams struct {
 	Readers     int               `json:"readers"` // now
+	States      map[string]int    `json:"states"`  // of these, by what they do
+	Waiting     int               `json:"waiting"` // reads in line for the archive now
+	CacheBytes  int64             `json:"cache_bytes"`
 	Connections uint64            `json:"connections"`
 	Messages    uint64            `json:"messages"`
 	Bytes       uint64            `json:"bytes"`
-	Ended       map[string]uint64 `json:"ended"` // connections, by how
+	Chunks      uint64            `json:"chunks"`           // sent
+	Encoded     uint64            `json:"chunks_encoded"`   // made, for all readers together
+	MsgsEncoded uint64            `json:"messages_encoded"` // in these
+	Reads       uint64            `json:"reads"`            // of these, from disk
+	Ended       map[string]uint64 `json:"ended"`            // connections, by how
+	List        []Reader          `json:"list"`             // of the readers, the longest connected first
 }
 
-func streamsOf(st retransmit.StreamStats) *Streams {
-	s := &Streams{Readers: st.Readers, Connections: st.Connections, Messages: st.Messages, Bytes: st.Bytes, Ended: map[string]uint64{}}
+// Reader is one reader of a recovery stream.
+type Reader struct {
+	Addr    string           `json:"addr"`
+	User    string           `json:"user,omitempty"`
+	Session moldcast.Session `json:"session"`
+	State   string           `json:"state"`           // login, history, waiting, gap, live
+	Place   int              `json:"place,omitempty"` // in line for the archive
+	NextSeq moldcast.Seq     `json:"next_seq"`        // the first that was not written to its connection
+	Lag     uint64           `json:"lag"`             // messages from there to the head
+	Queued  int              `json:"queued_bytes"`    // written, and not taken by the other end
+	Since   time.Time        `json:"since"`
+}
+
+func streamsOf(st retransmit.StreamStats, readers []retransmit.ReaderInfo, now time.Time) *Streams {
+	s := &Streams{
+		Readers: st.Readers, Connections: st.Connections, Messages: st.Messages, Bytes: st.Bytes,
+		Waiting: st.Wire.Waiting, CacheBytes: st.Wire.Bytes, Chunks: st.Wire.Chunks, Encoded: st.Wire.Encoded, MsgsEncoded: st.Wire.Messages, Reads: st.Wire.Reads,
+		States: map[string]int{}, Ended: map[string]uint64{}, List: make([]Reader, 0, len(readers)),
+	}
+	for state := range retransmit.ReaderStates {
+		s.States[state.String()] = 0
+	}
+	for _, r := range readers {
+		s.States[r.State.String()]++
+		s.List = append(s.List, Reader{
+			Addr: r.Addr, User: r.User, Session: r.Session, State: r.State.String(), Place: r.Place,
+			NextSeq: r.Next, Lag: r.Lag, Queued: r.Queued, Since: now.Add(-r.For).UTC(),
+		})
+	}
 	for i, n := range st.Ends {
 		s.Ended[retransmit.StreamEnd(i).String()] = n
 	}
@@ -208,7 +245,11 @@ func (s *Server) document(ctx context.Context) (Document, error) {
 		s.last.Requests = requestsOf(s.cfg.Requests())
 	}
 	if s.cfg.Streams != nil {
-		s.last.Streams = streamsOf(s.cfg.Streams())
+		var readers []retransmit.ReaderInfo
+		if s.cfg.Readers != nil {
+			readers = s.cfg.Readers()
+		}
+		s.last.Streams = streamsOf(s.cfg.Streams(), readers, s.at)
 	}
 	return s.last, nil
 }

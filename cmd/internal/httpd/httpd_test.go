@@ -156,7 +156,10 @@ func TestMetrics(t *testing.T) {
 	streams.Ends[retransmit.StreamStalled] = 17
 	_, url := server(t, Config{
 		Status: always(sample("x", 1000), sample("y", 2000)), Requests: func() retransmit.Stats { return requests },
-		Streams: func() retransmit.StreamStats { return streams }, Archive: t.TempDir(), Version: "v1",
+		Streams: func() retransmit.StreamStats { return streams },
+		Readers: func() []retransmit.ReaderInfo {
+			return []retransmit.ReaderInfo{{State: retransmit.ReaderLive}, {State: retransmit.ReaderHistory, Lag: 70, Queued: 5}, {State: retransmit.ReaderHistory, Lag: 9, Queued: 6}}
+		}, Archive: t.TempDir(), Version: "v1",
 	})
 	code, text := get(t, url+"/metrics")
 	if code != 200 {
@@ -241,6 +244,14 @@ func TestMetrics(t *testing.T) {
 	}
 	if got := value(t, all, "moldtape_stream_ended_total", "how=stalled").GetCounter().GetValue(); got != 17 {
 		t.Errorf("%v stalled", got)
+	}
+	for name, want := range map[string]float64{"moldtape_stream_lag_messages": 70, "moldtape_stream_queued_bytes": 11} {
+		if got := value(t, all, name).GetGauge().GetValue(); got != want {
+			t.Errorf("%s %v, want %v", name, got, want)
+		}
+	}
+	if got := value(t, all, "moldtape_stream_readers", "state=history").GetGauge().GetValue(); got != 2 {
+		t.Errorf("%v readers of history", got)
 	}
 	if n := len(all["moldtape_stream_ended_total"].Metric); n != int(retransmit.StreamEnds) {
 		t.Errorf("%d ends", n)

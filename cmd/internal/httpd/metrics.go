@@ -118,7 +118,20 @@ func (q *Requests) collect(e emit) {
 }
 
 func (k *Streams) collect(e emit) {
-	e.gauge("stream_readers", "Readers of recovery streams.", float64(k.Readers))
+	for state, n := range k.States {
+		e.with("state", state).gauge("stream_readers", "Readers of recovery streams, by what they do.", float64(n))
+	}
+	var lag, queued float64
+	for _, r := range k.List {
+		lag, queued = max(lag, float64(r.Lag)), queued+float64(r.Queued)
+	}
+	e.gauge("stream_lag_messages", "How far behind the head the last of them is.", lag)
+	e.gauge("stream_queued_bytes", "Bytes written to them that they have not taken.", queued)
+	e.gauge("stream_waiting", "Reads for them that wait in line for the archive.", float64(k.Waiting))
+	e.gauge("stream_cache_bytes", "Bytes of the streams kept in memory.", float64(k.CacheBytes))
+	e.counter("stream_chunks_total", "Pieces of the streams sent.", float64(k.Chunks))
+	e.counter("stream_chunks_encoded_total", "Pieces made, for all readers together.", float64(k.Encoded))
+	e.counter("stream_reads_total", "Of these, those read from disk.", float64(k.Reads))
 	e.counter("stream_connections_total", "Connections of readers.", float64(k.Connections))
 	e.counter("stream_messages_total", "Messages sent to them.", float64(k.Messages))
 	e.counter("stream_bytes_total", "Bytes of these, framing included.", float64(k.Bytes))
