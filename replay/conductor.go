@@ -28,6 +28,18 @@ type marker interface {
 	Mark(pkt []byte) error
 }
 
+// holder is a Sender that keeps packets back for a time.
+type holder interface {
+	marker
+	// Advance tells the time before each Send, sends what was kept until now, and
+	// says when more is due; gap.Never.
+	Advance(now moldcast.Instant) (moldcast.Instant, error)
+	// Settle also lets go what waits for later packets of the stream.
+	Settle(now moldcast.Instant) (moldcast.Instant, error)
+	// Flush sends everything that is kept.
+	Flush() error
+}
+
 // conductor is the sender: the one owner of schedule, queue end and counters.
 // Its thread runs run and nothing else.
 type conductor struct {
@@ -38,6 +50,7 @@ type conductor struct {
 	limit pace.Limiter
 
 	streams []outlet
+	holders []int // streams that have one
 	ra      *readAhead
 	cur     *chunk
 	next    int  // of cur.items
@@ -71,9 +84,11 @@ type conductor struct {
 // outlet is one stream at the sender's end.
 type outlet struct {
 	sender Sender
+	holder holder // the sender, where it is one
 	space  *Space
 	silent moldcast.Instant // since when
 	jumped bool             // a seek came since the last packet
+	ending bool             // the end is due, and what the holder keeps goes first
 	ended  bool
 	endAt  moldcast.Instant // of the first End of Session
 	endSeq moldcast.Seq     // that it carries
@@ -89,10 +104,15 @@ func newConductor(p *Player, s *pace.Schedule) *conductor {
 // begin starts a loop.
 func (c *conductor) begin(now moldcast.Instant) {
 	spaces := *c.p.spaces.Load()
+	c.holders = c.holders[:0]
 	for i := range c.streams {
 		// Silent for long: a session opens with a heartbeat, so that who hears it
 		// knows where it begins even if the first packet is lost.
 		c.streams[i] = outlet{sender: c.cfg.Streams[i].Sender, space: spaces[i], silent: now - moldcast.Instant(c.cfg.Heartbeat)}
+		if h, ok := c.streams[i].sender.(holder); ok {
+			c.streams[i].holder = h
+			c.holders = append(c.holders, i)
+		}
 	}
 	c.p.status.loop.Store(uint64(c.loop))
 	c.p.status.ended.Store(false)
@@ -123,6 +143,7 @@ func (c *conductor) run(ctx context.Context) error {
 	}
 	c.begin(now)
 	defer func() { c.ra.close() }()
+	defer c.flush()
 	for {
 		done, err := c.turn(ctx)
 		if done || err != nil {
@@ -164,6 +185,11 @@ func (c *conductor) turn(ctx context.Context) (done bool, err error) {
 		}
 	}
 	beat := c.beat(now, busy)
+	kept, err := c.advance(ctx, now)
+	if err != nil {
+		return true, err
+	}
+	beat = min(beat, kept)
 	if it == nil {
 		if c.drained {
 			if err := c.ra.err; err != nil {
@@ -191,9 +217,59 @@ func (c *conductor) turn(ctx context.Context) (done bool, err error) {
 	}
 	if it.kind == end {
 		c.next++
-		return false, c.end(ctx, it, now)
+		return false, c.end(ctx, &c.streams[it.stream], it.first, now)
 	}
 	return false, c.send(ctx, it, now, false)
+}
+
+// advance sends what holders kept until now; kept is when more is due.
+func (c *conductor) advance(ctx context.Context, now moldcast.Instant) (kept moldcast.Instant, err error) {
+	kept = gap.Never
+	for _, i := range c.holders {
+		o := &c.streams[i]
+		var t trouble
+		next, err := o.holder.Advance(now)
+		for err != nil {
+			if err := c.retry(ctx, &t, o, err); err != nil {
+				return kept, err
+			}
+			next, err = o.holder.Advance(c.w.Now())
+		}
+		if o.ending && next == gap.Never {
+			if err := c.end(ctx, o, o.endSeq, now); err != nil {
+				return kept, err
+			}
+		}
+		kept = min(kept, next)
+	}
+	return kept, nil
+}
+
+// settle lets go what the sender of o keeps for later packets; kept is when the
+// rest is due.
+func (c *conductor) settle(ctx context.Context, o *outlet, now moldcast.Instant) (kept moldcast.Instant, err error) {
+	if o.holder == nil {
+		return gap.Never, nil
+	}
+	var t trouble
+	for {
+		kept, err := o.holder.Settle(now)
+		if err == nil {
+			return kept, nil
+		}
+		if err := c.retry(ctx, &t, o, err); err != nil {
+			return kept, err
+		}
+	}
+}
+
+// flush sends what holders keep, however the replay ended: it counts as sent.
+func (c *conductor) flush() {
+	for _, i := range c.holders {
+		if err := c.streams[i].holder.Flush(); err != nil {
+			c.rep.SendErrors++
+		}
+	}
 }
 
 // clock lets the schedule run or stand as things are.
@@ -272,7 +348,7 @@ func (c *conductor) seek(now moldcast.Instant, t moldcast.Stamp) {
 	c.ra.close()
 	for i := range c.streams {
 		o := &c.streams[i]
-		o.jumped, o.ended = true, false
+		o.jumped, o.ending, o.ended = true, false, false
 	}
 	c.seeking, c.target = true, t
 	c.read(func(i int) moldcast.Seq { return c.cfg.Streams[i].SeqAt(t) })
@@ -439,10 +515,14 @@ func (c *conductor) account(o *outlet, items []item, dues []moldcast.Instant, be
 	c.last, c.due1 = after, dues[n-1]
 }
 
-// end sends the first End of Session of a stream.
-func (c *conductor) end(ctx context.Context, it *item, now moldcast.Instant) error {
-	o := &c.streams[it.stream]
-	o.endSeq = it.first
+// end sends the first End of Session of a stream, which carries seq: behind
+// what its holder keeps.
+func (c *conductor) end(ctx context.Context, o *outlet, seq moldcast.Seq, now moldcast.Instant) error {
+	o.endSeq = seq
+	kept, err := c.settle(ctx, o, now)
+	if o.ending = kept != gap.Never; o.ending || err != nil {
+		return err
+	}
 	var t trouble
 	for {
 		err := c.sendMark(o, moldcast.EndCount)

@@ -1,88 +1,206 @@
 package replay
 
-import "io"
+import (
+	"io"
 
-// Link harms packets on their way: *mcast.Impairment is one. emit is called
-// for each packet that comes out; what it is given is valid during the call.
-type Link interface {
-	Apply(pkt []byte, emit func([]byte))
-	Flush(emit func([]byte))
+	"github.com/moldtape/moldtape/moldcast"
+	"github.com/moldtape/moldtape/moldcast/gap"
+	"github.com/moldtape/moldtape/replay/impair"
+)
+
+// Link is one line that a stream goes out on.
+type Link struct {
+	Name string       // in what is noted: A
+	Next Sender       // the rest of the way
+	Line *impair.Line // what becomes of packets; nil: they go
 }
 
-// Impaired is a Sender behind a Link that loses, repeats or reorders data
-// packets. Heartbeats and End of Session pass it unharmed and after everything
-// that it held back, so what the link does depends on its seed and the data
-// alone. The sender's thread owns it. A packet that the link loses counts as
-// sent.
-type Impaired struct {
-	next Sender
-	link Link
+// Harm is what became of one packet on one line.
+type Harm struct {
+	Line     string
+	Packet   uint64 // of the stream's data on this line, from 1
+	Session  moldcast.Session
+	First    moldcast.Seq
+	Messages int
+	Fate     impair.Fate
+}
 
-	out     [][]byte // came out of the link, not yet sent
-	kept    [][]byte // buffers of out
-	applied bool     // the first packet of the next Send is in out already
+// Impaired is a Sender onto one or several lines, each of which harms data
+// packets in its own way. Give each stream one of its own: then what becomes of
+// a packet depends on the seeds of the lines and on the packets of its stream
+// before it, not on batches, time or other streams. Heartbeats and End of
+// Session pass unharmed, behind what waits to be overtaken. The sender's thread
+// owns it. A packet that a line loses, or holds back, counts as sent.
+type Impaired struct {
+	links   []link
+	note    func(Harm)
+	now     moldcast.Instant // as Advance was told
+	applied int              // packets at the front of the next Send that went through the lines
+	one     [1][]byte
+}
+
+// link is a Link with what came out of it and is not sent yet. Packets are
+// copied one behind the other: batches, and what a line holds, go their ways.
+type link struct {
+	Link
+	packets uint64
+	buf     []byte
+	ends    []int // of the packets in buf
+	out     [][]byte
 	emit    func([]byte)
 }
 
-// NewImpaired puts link before next.
-func NewImpaired(next Sender, link Link) *Impaired {
-	s := &Impaired{next: next, link: link}
-	s.emit = func(b []byte) {
-		i := len(s.out)
-		if i == len(s.kept) {
-			s.kept = append(s.kept, nil)
+// NewImpaired joins lines. note, where there is one, is told of every packet
+// that does not just go, in the order of packets, each in the order of lines.
+func NewImpaired(links []Link, note func(Harm)) *Impaired {
+	s := &Impaired{links: make([]link, len(links)), note: note}
+	for i := range links {
+		l := &s.links[i]
+		l.Link = links[i]
+		l.emit = func(b []byte) {
+			l.buf = append(l.buf, b...)
+			l.ends = append(l.ends, len(l.buf))
 		}
-		s.kept[i] = append(s.kept[i][:0], b...)
-		s.out = append(s.out, s.kept[i])
 	}
 	return s
 }
 
-// Send implements Sender. A packet is sent when everything that it made come
-// out of the link is.
+// Send implements Sender: it takes all of batch or nothing. After an error it
+// must be given the same packets again, which go through the lines once.
 func (s *Impaired) Send(batch [][]byte) (int, error) {
-	for i, b := range batch {
-		if !s.applied {
-			s.link.Apply(b, s.emit)
+	for ; s.applied < len(batch); s.applied++ {
+		b := batch[s.applied]
+		for i := range s.links {
+			s.links[i].offer(s.now, b, s.note)
 		}
-		s.applied = true
-		if err := s.drain(); err != nil {
-			return i, err
-		}
-		s.applied = false
 	}
+	if err := s.drain(); err != nil {
+		return 0, err
+	}
+	s.applied = 0
 	return len(batch), nil
 }
 
-// Mark sends a heartbeat or End of Session.
-func (s *Impaired) Mark(pkt []byte) error {
-	s.link.Flush(s.emit)
-	if err := s.drain(); err != nil {
-		return err
+func (l *link) offer(now moldcast.Instant, b []byte, note func(Harm)) {
+	l.packets++
+	if l.Line == nil {
+		l.emit(b)
+		return
 	}
-	_, err := s.next.Send([][]byte{pkt})
-	return err
+	f := l.Line.Offer(now, b, l.emit)
+	if note == nil || !f.Harmed() {
+		return
+	}
+	if p, err := moldcast.Parse(b); err == nil {
+		note(Harm{Line: l.Name, Packet: l.packets, Session: p.Session, First: p.First, Messages: p.Msgs.Len(), Fate: f})
+	}
 }
 
-// drain sends out. What is not sent stays in it.
-func (s *Impaired) drain() error {
-	for at := 0; at < len(s.out); {
-		n, err := s.next.Send(s.out[at:])
-		at += n
-		if at < len(s.out) && (err != nil || n == 0) {
-			// Rotated, not moved: each entry keeps a buffer of its own.
-			left := len(s.out) - at
-			for k := range left {
-				s.kept[k], s.kept[at+k] = s.kept[at+k], s.kept[k]
-				s.out[k] = s.kept[k]
-			}
-			s.out = s.out[:left]
-			if err == nil {
-				err = io.ErrShortWrite
-			}
-			return err
+// Mark sends a heartbeat or End of Session on every line. What is delayed does
+// not go before it.
+func (s *Impaired) Mark(pkt []byte) error {
+	if _, err := s.Settle(s.now); err != nil {
+		return err
+	}
+	s.one[0] = pkt
+	for i := range s.links {
+		if n, err := s.links[i].Next.Send(s.one[:]); err != nil || n != 1 {
+			return short(err)
 		}
 	}
-	s.out = s.out[:0]
 	return nil
+}
+
+// Advance tells the time, sends what was delayed until now, and says when the
+// next is due: gap.Never where none waits.
+func (s *Impaired) Advance(now moldcast.Instant) (moldcast.Instant, error) {
+	s.now = now
+	for i := range s.links {
+		if l := &s.links[i]; l.Line != nil {
+			l.Line.Poll(now, l.emit)
+		}
+	}
+	return s.deadline(), s.drain()
+}
+
+// Settle is Advance for a stream that falls silent: what waits to be overtaken
+// goes.
+func (s *Impaired) Settle(now moldcast.Instant) (moldcast.Instant, error) {
+	for i := range s.links {
+		if l := &s.links[i]; l.Line != nil {
+			l.Line.Settle(now, l.emit)
+		}
+	}
+	return s.Advance(now)
+}
+
+// Flush sends everything that is held back.
+func (s *Impaired) Flush() error {
+	for i := range s.links {
+		if l := &s.links[i]; l.Line != nil {
+			l.Line.Flush(l.emit)
+		}
+	}
+	return s.drain()
+}
+
+func (s *Impaired) deadline() moldcast.Instant {
+	d := gap.Never
+	for i := range s.links {
+		if l := s.links[i].Line; l != nil {
+			d = min(d, l.Deadline())
+		}
+	}
+	return d
+}
+
+// drain sends what came out of every line. What is not sent is kept.
+func (s *Impaired) drain() error {
+	var failed error
+	for i := range s.links {
+		if err := s.links[i].drain(); err != nil {
+			failed = err
+		}
+	}
+	return failed
+}
+
+func (l *link) drain() error {
+	if len(l.ends) == 0 {
+		return nil
+	}
+	l.out = l.out[:0]
+	from := 0
+	for _, end := range l.ends {
+		l.out = append(l.out, l.buf[from:end])
+		from = end
+	}
+	sent := 0
+	for sent < len(l.out) {
+		n, err := l.Next.Send(l.out[sent:min(sent+batchSize, len(l.out))])
+		sent += n
+		if err != nil || n == 0 {
+			// The rest moves to the front.
+			gone := 0
+			if sent > 0 {
+				gone = l.ends[sent-1]
+			}
+			l.buf = l.buf[:copy(l.buf, l.buf[gone:])]
+			l.ends = l.ends[:copy(l.ends, l.ends[sent:])]
+			for k := range l.ends {
+				l.ends[k] -= gone
+			}
+			return short(err)
+		}
+	}
+	l.buf, l.ends = l.buf[:0], l.ends[:0]
+	return nil
+}
+
+// short is err, and why less was sent than wanted where it is nil.
+func short(err error) error {
+	if err == nil {
+		return io.ErrShortWrite
+	}
+	return err
 }

@@ -9,7 +9,6 @@ import (
 	"time"
 
 	"github.com/moldtape/moldtape/moldcast"
-	"github.com/moldtape/moldtape/moldcast/mcast"
 	"github.com/moldtape/moldtape/replay/pace"
 )
 
@@ -883,123 +882,6 @@ func TestOriginalNeverExceedsADatagram(t *testing.T) {
 			}
 		}
 	})
-}
-
-func TestImpaired(t *testing.T) {
-	run := func(t *testing.T, loss float64) (*wire, Report) {
-		var w *wire
-		var rep Report
-		bubble(t, func(t *testing.T) {
-			var at []int64
-			for i := range int64(2000) {
-				at = append(at, i*10*ms)
-			}
-			link, err := mcast.NewImpairment(mcast.Impair{Loss: loss, Duplicate: 0.1, Reorder: 0.1, Depth: 4, Seed: 5})
-			if err != nil {
-				t.Fatal(err)
-			}
-			w = newWire(t)
-			calls := 0
-			w.fails = func(int) (int, error) {
-				if calls++; calls%7 == 0 {
-					return 0, errBroken
-				}
-				return 99, nil
-			}
-			rep = play(t, Config{Streams: []Stream{train(at...).stream(NewImpaired(w, link))}, Linger: 3 * time.Second})
-		})
-		return w, rep
-	}
-	w, rep := run(t, 0)
-	seen := make(map[moldcast.Seq]int)
-	disorder := 0
-	data := w.data()
-	for i, s := range data {
-		seen[s.pkt.First]++
-		if i > 0 && s.pkt.First < data[i-1].pkt.First {
-			disorder++
-		}
-	}
-	twice := 0
-	for _, n := range seen {
-		if n > 1 {
-			twice++
-		}
-	}
-	if len(seen) != 2000 || twice < 100 || disorder < 100 || rep.Packets != 2000 {
-		t.Errorf("%d different packets, %d twice, %d out of order, report %+v", len(seen), twice, disorder, rep)
-	}
-	if e := w.of(moldcast.End); len(e) < 3 || w.out[len(w.out)-len(e)].pkt.Kind != moldcast.End {
-		t.Errorf("%d ends, or data behind them", len(e))
-	}
-	a, rep := run(t, 0.2)
-	b, _ := run(t, 0.2)
-	if n := len(a.firsts()); n > 2000 || n < 1500 || rep.Packets != 2000 || rep.Messages != 2000 {
-		t.Errorf("%d packets came through, report %+v", n, rep)
-	}
-	equal(t, "the same seed", a.firsts(), b.firsts())
-}
-
-// wish is a Link that does to the n-th packet what it is told.
-type wish struct {
-	n    int
-	plan map[int]int // copies of a packet; 1 where it says nothing
-	held [][]byte
-}
-
-func (l *wish) Apply(pkt []byte, emit func([]byte)) {
-	copies, ok := l.plan[l.n]
-	l.n++
-	switch {
-	case !ok:
-		copies = 1
-	case copies < 0:
-		l.held = append(l.held, bytes.Clone(pkt))
-	}
-	for range copies {
-		emit(pkt)
-	}
-}
-
-func (l *wish) Flush(emit func([]byte)) {
-	for _, b := range l.held {
-		emit(b)
-	}
-	l.held = nil
-}
-
-// A packet goes through the link once, however often its sending fails, and
-// counts as sent when all that came of it went.
-func TestImpairedRetries(t *testing.T) {
-	for broken := range 12 { // calls that fail, at each place in turn
-		w := newWire(t)
-		calls := 0
-		w.fails = func(int) (int, error) {
-			if calls++; calls-1 == broken || calls-1 == broken+1 {
-				return calls % 2, errBroken
-			}
-			return 99, nil
-		}
-		s := NewImpaired(w, &wish{plan: map[int]int{1: 3, 2: 0, 3: -1, 5: 2}})
-		batch := make([][]byte, 7)
-		for i := range batch {
-			batch[i] = moldcast.AppendMessage(moldcast.AppendHeader(nil, sessionA, moldcast.Seq(i+1), 1), []byte("x"))
-		}
-		total := 0
-		for len(batch) > 0 {
-			n, err := s.Send(batch)
-			if n < len(batch) && err == nil {
-				t.Fatal("a short send without an error")
-			}
-			batch, total = batch[n:], total+n
-		}
-		for s.Mark(moldcast.AppendHeader(nil, sessionA, 8, 0)) != nil {
-		}
-		equal(t, "data", w.firsts(), []moldcast.Seq{1, 2, 2, 2, 5, 6, 6, 7, 4})
-		if h := w.of(moldcast.Heartbeat); len(h) != 1 || total != 7 || w.out[len(w.out)-1].pkt.Kind != moldcast.Heartbeat {
-			t.Errorf("broken at %d: %d counted, heartbeats %v", broken, total, h)
-		}
-	}
 }
 
 func TestConfig(t *testing.T) {

@@ -19,6 +19,7 @@ import (
 	"github.com/moldtape/moldtape/moldcast"
 	"github.com/moldtape/moldtape/moldcast/mcast"
 	"github.com/moldtape/moldtape/replay"
+	"github.com/moldtape/moldtape/replay/impair"
 	"github.com/moldtape/moldtape/replay/pace"
 	"github.com/moldtape/moldtape/retransmit"
 	"github.com/moldtape/moldtape/store"
@@ -45,10 +46,9 @@ type replayFlags struct {
 	heartbeat, linger time.Duration
 	retransmitListen  string
 	pacing            pacingFlags
+	ring              uint64
 
-	loss, duplicate, reorder float64
-	reorderDepth             int
-	seed                     uint64
+	impair impairFlags
 }
 
 func newReplayCmd(e *env) *cobra.Command {
@@ -99,11 +99,8 @@ right seek 10 s, down and up a minute, . sends the next packet, q quits.`,
 	fl.Var(config.Duration{P: &f.linger}, "linger", "how long End of Session is repeated, and requests are answered")
 	fl.StringVar(&f.retransmitListen, "retransmit-listen", "", "answer requests on `ADDR`, for what was published so far")
 	f.pacing.add(c)
-	fl.Var(probabilityValue{&f.loss}, "loss", "for tests: lose a packet with probability `P`")
-	fl.Var(probabilityValue{&f.duplicate}, "duplicate", "for tests: send a packet twice with probability `P`")
-	fl.Var(probabilityValue{&f.reorder}, "reorder", "for tests: delay a packet behind later ones with probability `P`")
-	fl.IntVar(&f.reorderDepth, "reorder-depth", 8, "for tests: behind at most `N` packets")
-	fl.Uint64Var(&f.seed, "seed", 1, "of --loss, --duplicate and --reorder: the same packets are harmed")
+	fl.Uint64Var(&f.ring, "ring", 0, "answer requests for the newest `N` messages only, as a sender with such a ring does; 0: for all")
+	f.impair.add(c)
 	e.addJSON(c, "print the summary as JSON on stdout")
 	return c
 }
@@ -156,8 +153,11 @@ func (f *replayFlags) config(c *cobra.Command) (replay.Config, error) {
 		return fail("--loop %d: want 1 or more", f.loop)
 	case f.loop > 1 && len(f.asSession) == 0:
 		return fail("--loop %d: a session must not begin again under its own name: give --as-session NAME too", f.loop)
-	case f.reorderDepth < 1 || f.reorderDepth > 1<<16:
-		return fail("--reorder-depth %d: want 1..65536", f.reorderDepth)
+	case f.ring > 0 && f.retransmitListen == "":
+		return fail("--ring %d: nothing is answered without --retransmit-listen", f.ring)
+	}
+	if err := f.impair.check(); err != nil {
+		return cfg, err
 	}
 	if f.startAt != "" {
 		t, err := parseTimeOn("--start-at", f.startAt, time.Now())
@@ -182,6 +182,24 @@ func sendTarget(flag, s string) (netip.AddrPort, error) {
 	return a, nil
 }
 
+// forEach reads where each of n sessions goes: given once, all of them.
+func forEach(flag string, values []string, n int) (out []netip.AddrPort, err error) {
+	if len(values) > 1 && len(values) != n {
+		return nil, usagef("%s given %d times for %d sessions: want one for each, or one for all", flag, len(values), n)
+	}
+	for _, v := range values {
+		a, err := sendTarget(flag, v)
+		if err != nil {
+			return nil, err
+		}
+		out = append(out, a)
+	}
+	if len(out) == 1 {
+		out = slices.Repeat(out, n)
+	}
+	return out, nil
+}
+
 // targets reads --group and --map for n sessions: of a session by its place,
 // or by its channel.
 func (f *replayFlags) targets(n int) (byPlace []netip.AddrPort, byChannel map[string]netip.AddrPort, err error) {
@@ -190,18 +208,9 @@ func (f *replayFlags) targets(n int) (byPlace []netip.AddrPort, byChannel map[st
 		return nil, nil, usagef("--group and --map are two ways to say where to: give one of them")
 	case len(f.groups) == 0 && len(f.maps) == 0:
 		return nil, nil, usagef("--group is required: a multicast group, like 239.255.0.1:26400")
-	case len(f.groups) > 1 && len(f.groups) != n:
-		return nil, nil, usagef("--group given %d times for %d sessions: want one for each, or one for all", len(f.groups), n)
 	}
-	for _, g := range f.groups {
-		a, err := sendTarget("--group", g)
-		if err != nil {
-			return nil, nil, err
-		}
-		byPlace = append(byPlace, a)
-	}
-	for len(byPlace) == 1 && n > 1 && len(byPlace) < n {
-		byPlace = slices.Repeat(byPlace, n)
+	if byPlace, err = forEach("--group", f.groups, n); err != nil {
+		return nil, nil, err
 	}
 	byChannel = map[string]netip.AddrPort{}
 	for _, m := range f.maps {
@@ -244,6 +253,8 @@ type replayStream struct {
 	ref   store.Ref
 	view  *store.View
 	group netip.AddrPort
+	lineB netip.AddrPort               // where there is one
+	lines [len(lineNames)]*impair.Line // nil: harms nothing
 
 	damaged atomic.Uint64 // ranges that were read, and were not good
 }
@@ -258,6 +269,10 @@ func (e *env) replay(c *cobra.Command, args []string, f *replayFlags) (err error
 		return err
 	}
 	names, err := f.names(len(args))
+	if err != nil {
+		return err
+	}
+	linesB, err := forEach("--line-b", f.impair.lineB, len(args))
 	if err != nil {
 		return err
 	}
@@ -292,6 +307,9 @@ func (e *env) replay(c *cobra.Command, args []string, f *replayFlags) (err error
 		} else if s.group = byChannel[ref.Channel]; !s.group.IsValid() {
 			return usagef("--map says nothing of channel %s: want %s=G:P", ref.Channel, ref.Channel)
 		}
+		if linesB != nil {
+			s.lineB = linesB[i]
+		}
 		if s.view, err = archive.View(ref); err != nil {
 			return err
 		}
@@ -325,7 +343,18 @@ func (e *env) replay(c *cobra.Command, args []string, f *replayFlags) (err error
 	if err := apart(streams, f); err != nil {
 		return err
 	}
-	closeSockets, err := e.replaySockets(streams, f)
+	var harms *impairLog
+	if f.impair.log != "" {
+		if harms, err = newImpairLog(f.impair.log); err != nil {
+			return err
+		}
+		defer func() {
+			if lerr := harms.close(); err == nil {
+				err = lerr
+			}
+		}()
+	}
+	closeSockets, err := e.replaySockets(streams, f, harms)
 	defer closeSockets()
 	if err != nil {
 		return err
@@ -420,13 +449,18 @@ func (r *recorded) Close() error { return r.cursor.Close() }
 // ask for them.
 func apart(streams []*replayStream, f *replayFlags) error {
 	for i, a := range streams {
+		if a.lineB == a.group {
+			return usagef("--line-b %v: line A goes there already", a.lineB)
+		}
 		for _, b := range streams[i+1:] {
 			x, _ := replay.LoopSession(a.Session, f.loop, f.loop)
 			y, _ := replay.LoopSession(b.Session, f.loop, f.loop)
 			switch {
 			case x != y:
-			case a.group == b.group:
+			case a.group == b.group || a.group == b.lineB:
 				return usagef("--group %v: %v and %v would both be session %s there: give --as-session NAME for each, or groups of their own", a.group, a.ref, b.ref, x)
+			case a.lineB.IsValid() && (a.lineB == b.group || a.lineB == b.lineB):
+				return usagef("--line-b %v: %v and %v would both be session %s there: give --as-session NAME for each, or groups of their own", a.lineB, a.ref, b.ref, x)
 			case f.retransmitListen != "":
 				return usagef("--retransmit-listen: %v and %v are both session %s, requests can't tell them apart: give --as-session NAME for each", a.ref, b.ref, x)
 			}
@@ -436,7 +470,7 @@ func apart(streams []*replayStream, f *replayFlags) error {
 }
 
 // replaySockets opens one socket a group.
-func (e *env) replaySockets(streams []*replayStream, f *replayFlags) (closeAll func(), err error) {
+func (e *env) replaySockets(streams []*replayStream, f *replayFlags, log *impairLog) (closeAll func(), err error) {
 	var conns []mcast.InOrder
 	closeAll = func() {
 		for _, c := range conns {
@@ -444,28 +478,40 @@ func (e *env) replaySockets(streams []*replayStream, f *replayFlags) (closeAll f
 		}
 	}
 	senders := map[netip.AddrPort]replay.Sender{}
-	for _, s := range streams {
-		if out, ok := senders[s.group]; ok {
-			s.Sender = out
-			continue
+	open := func(flag string, to netip.AddrPort) (replay.Sender, error) {
+		if out, ok := senders[to]; ok {
+			return out, nil
 		}
-		conn, err := f.pacing.dial(e, f.multicast.sendTo(e, s.group))
+		conn, err := f.pacing.dial(e, f.multicast.sendTo(e, to))
 		if err != nil {
-			return closeAll, socketError("--group", err)
+			return nil, socketError(flag, err)
 		}
 		conns = append(conns, conn)
-		s.Sender = conn
-		if f.loss > 0 || f.duplicate > 0 || f.reorder > 0 {
-			link, err := mcast.NewImpairment(mcast.Impair{
-				Loss: f.loss, Duplicate: f.duplicate, Reorder: f.reorder, Depth: f.reorderDepth,
-				Seed: f.seed + uint64(len(senders)), // links that harm different packets
-			})
-			if err != nil {
-				return closeAll, usagef("--loss, --duplicate, --reorder: %v", err)
-			}
-			s.Sender = replay.NewImpaired(s.Sender, link)
+		senders[to] = conn
+		return senders[to], nil
+	}
+	for i, s := range streams {
+		if s.Sender, err = open("--group", s.group); err != nil {
+			return closeAll, err
 		}
-		senders[s.group] = s.Sender
+		if !s.lineB.IsValid() && f.impair.harmless() {
+			continue
+		}
+		links := []replay.Link{{Name: lineNames[0], Next: s.Sender}}
+		if s.lineB.IsValid() {
+			b, err := open("--line-b", s.lineB)
+			if err != nil {
+				return closeAll, err
+			}
+			links = append(links, replay.Link{Name: lineNames[1], Next: b})
+		}
+		for k := range links {
+			if s.lines[k], err = f.impair.line(i, k); err != nil {
+				return closeAll, err
+			}
+			links[k].Line = s.lines[k]
+		}
+		s.Sender = replay.NewImpaired(links, log.noteOf(s.ref))
 	}
 	return closeAll, nil
 }
@@ -479,7 +525,7 @@ func (e *env) play(ctx context.Context, player *replay.Player, streams []*replay
 		if err != nil {
 			return socketError("--retransmit-listen", err)
 		}
-		source := &publishedSource{player: player, streams: streams}
+		source := &publishedSource{player: player, streams: streams, ring: f.ring}
 		if server, err = retransmit.New(retransmit.Config{Conn: conn, Source: source, MTU: f.mtu, Clock: mcast.NewClock(), Log: e.log}); err != nil {
 			conn.Close()
 			return err
@@ -505,7 +551,11 @@ func (e *env) play(ctx context.Context, player *replay.Player, streams []*replay
 	}
 	rep.TX = f.pacing.by
 	if e.json {
-		if perr := e.printJSON(rep); perr != nil {
+		sum := struct {
+			replay.Report
+			Impaired []lineSummary `json:"impaired,omitempty"`
+		}{rep, harmed(streams)}
+		if perr := e.printJSON(sum); perr != nil {
 			return perr
 		}
 	}
@@ -544,6 +594,7 @@ func seconds(s float64) time.Duration { return time.Duration(s * float64(time.Se
 type publishedSource struct {
 	player  *replay.Player
 	streams []*replayStream
+	ring    uint64                           // messages; 0: all
 	served  map[*replay.Space]*publishedView // of the server's goroutine
 	shared  Source                           // lends its buffers
 }
@@ -559,26 +610,32 @@ func (p *publishedSource) Lookup(s moldcast.Session) (retransmit.View, bool) {
 		if p.served == nil || len(p.served) > 4*len(p.streams) { // loops leave old ones behind
 			p.served = map[*replay.Space]*publishedView{}
 		}
-		v = &publishedView{space: space, view: &servedView{source: &p.shared, view: p.streams[space.Stream()].view}}
+		v = &publishedView{space: space, ring: moldcast.Seq(p.ring), view: &servedView{source: &p.shared, view: p.streams[space.Stream()].view}}
 		p.served[space] = v
 	}
 	return v, true
 }
 
-// publishedView is a recording as far as it was published.
+// publishedView is a recording as far as it was published; with a ring, the
+// newest of it.
 type publishedView struct {
 	space *replay.Space
+	ring  moldcast.Seq // messages; 0: all
 	view  *servedView
 }
 
 func (v *publishedView) Bounds() (first, head moldcast.Seq) {
-	return v.space.First(), v.space.Published()
+	first, head = v.space.First(), v.space.Published()
+	if v.ring > 0 && head-first > v.ring {
+		first = head - v.ring
+	}
+	return first, head
 }
 
 func (v *publishedView) Append(dst []byte, first moldcast.Seq, count, size int, cold bool) ([]byte, int, error) {
 	r := v.space.Clip(moldcast.Range{First: first, Next: first + moldcast.Seq(count)})
-	if r.Empty() {
-		// Passed over by a seek: as good as not there.
+	if low, _ := v.Bounds(); first < low || r.Empty() {
+		// Gone from the ring meanwhile, or passed over by a seek: as good as not there.
 		return dst, 0, &moldcast.HoleError{Hole: moldcast.Hole{Range: moldcast.Range{First: first, Next: first + 1}, Reason: moldcast.NotCaptured}}
 	}
 	return v.view.Append(dst, first, int(r.Len()), size, cold)
