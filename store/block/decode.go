@@ -29,6 +29,8 @@ type DecoderOptions struct {
 type Decoder struct {
 	o    DecoderOptions
 	z    *zstd.Decoder
+	col  joiner
+	lags lagReader
 	raw  []byte
 	runs []RunTimes
 	sum  hash.Hash
@@ -64,8 +66,21 @@ func maxFacts(h *Header) int { return 32 + 26*h.Packets + 15*len(h.Runs) + 22*h.
 // need is about the memory that decoding h takes.
 func need(h *Header) int {
 	const piece, run = 2*4 + 8 + 2 + 4 + 8, 16 + 4
-	return h.RawLen + slack + h.Messages/stride*4 + h.Packets*piece + h.Marks*int(unsafe.Sizeof(moldcast.Mark{})) +
+	n := h.RawLen + slack + h.Messages/stride*4 + h.Packets*piece + h.Marks*int(unsafe.Sizeof(moldcast.Mark{})) +
 		len(h.Runs)*(run+int(unsafe.Sizeof(RunTimes{}))) + maxFacts(h)
+	if h.Codec > Zstd {
+		n += needColumns(h)
+	}
+	return n
+}
+
+// needColumns is about what the columns of a block take beside it: those of
+// one part, three times over; where its messages begin; tables and script; and
+// what the times are made of.
+func needColumns(h *Header) int {
+	part, msgs := min(h.RawLen, partRaw+1<<16), min(h.Messages, partMessages)
+	const slot = 4
+	return 3*part + 7*msgs + min(maxTables<<maxTableBits, 4*maxFeeds*maxTables*msgs)*slot + maxScript + 11*h.Packets
 }
 
 // fault is what decoding finds wrong: err, or a reason with its place.
@@ -139,11 +154,15 @@ func (d *Decoder) decode(h *Header, body []byte, into *Block) fault {
 			limit, buf = h.RawLen, &into.rows
 		}
 		switch {
-		case codec > Zstd:
+		case !codec.of(t):
 			return fault{err: &UnsupportedError{What: "codec", Value: int(codec)}}
 		case raw == 0 || int64(raw) > int64(limit), t == tagPayload && (int(raw) != h.RawLen || codec != h.Codec):
 			return bad(t.String(), at, "length or codec is not what the header says")
-		case !d.unpack(buf, codec, s[sectionHeader:], int(raw)):
+		case codec > Zstd:
+			if reason := d.columns(h, t, s[sectionHeader:], int(raw), into); reason != "" {
+				return bad(t.String(), at, reason)
+			}
+		case !unpack(buf, byte(codec), s[sectionHeader:], int(raw), d.z):
 			return bad(t.String(), at, "does not decompress to its length")
 		}
 		seen |= 1 << t
@@ -175,26 +194,41 @@ func damaged(body []byte) (part string, at int) {
 	return "body", 0
 }
 
-// unpack decompresses one section into buf, which becomes raw bytes long.
-func (d *Decoder) unpack(buf *[]byte, codec Codec, stored []byte, raw int) bool {
-	if codec == Stored {
-		*buf = append((*buf)[:0], stored...)
-		return len(stored) == raw
+// of reports whether sections of a tag may be stored by c.
+func (c Codec) of(t tag) bool {
+	switch c {
+	case Stored, Zstd:
+		return true
+	case PlanesZstd, PlanesS2, Foretold:
+		return t == tagPayload
+	case Lagged:
+		return t == tagTimes
 	}
-	if cap(*buf) < raw+slack {
-		*buf = make([]byte, 0, raw+slack)
+	return false
+}
+
+// columns makes the raw bytes of a section in columns.
+func (d *Decoder) columns(h *Header, t tag, stored []byte, raw int, into *Block) (reason string) {
+	if t == tagTimes {
+		if len(into.ords) != h.Packets {
+			return "times without boundaries"
+		}
+		out, reason := d.lags.decode(d.raw[:0], stored, raw, into, d.z)
+		if reason == "" {
+			if d.raw = out; len(out) != raw {
+				reason = "lags differ from the times in length"
+			}
+		}
+		return reason
 	}
-	// The limit is the capacity given, so that a frame that lies about its
-	// size stops there.
-	out, err := d.z.DecodeAll(stored, (*buf)[:0:raw+slack])
-	if err != nil || len(out) != raw {
-		return false
+	if cap(into.rows) < raw+slack {
+		into.rows = make([]byte, 0, raw+slack)
 	}
-	if &out[0] == &(*buf)[:1][0] {
-		out = (*buf)[:raw] // with all of its capacity
+	rows, reason := d.col.decode(into.rows, stored, raw, h.Messages, d.z)
+	if reason == "" {
+		into.rows = rows
 	}
-	*buf = out
-	return true
+	return reason
 }
 
 // parse reads the raw bytes of a section, in d.raw, into b.

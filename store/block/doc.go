@@ -73,7 +73,9 @@
 //	 0   2   tag
 //	 2   1   flags: bit 0 required; the rest 0, ignored
 //	 3   1   codec of the stored bytes: 0 raw bytes as they are, 1 one frame of
-//	         zstd (RFC 8878, no dictionary); others are refused
+//	         zstd (RFC 8878, no dictionary); of the payload also 2, 3 and 4, all
+//	         of them columns; of the times also 5, lags (both below); others are
+//	         refused
 //	 4   4   raw bytes
 //	 8   4   stored bytes
 //	12   4   checksum of the section's bytes 0-11 and its stored bytes
@@ -101,11 +103,114 @@
 //	                      line, sv sequence - the mark before's (0 …), sv
 //	                      stamp - the mark before's (0 …)
 //	6                     reserved: when and on which line each packet came
-//	7                     reserved: shapes of messages, for codecs by column
+//	7                     reserved
 //
 // Pieces are in order of sequence everywhere. Flags of a piece: bit 0
 // repaired; line 255 is an answer to a request. The boundaries name their runs
 // again, so that a body can be read when its header is lost.
+//
+// # Columns
+//
+// A payload in columns is stored part by part, each of at most 2^16 messages,
+// and of no message more than makes it 1 MiB or longer:
+//
+//	uv   raw bytes: rows of whole messages
+//	uv   messages
+//	u32  bytes of the part that follow: a bundle of planes
+//
+// A plane is bytes that mean the same, of one message each. A bundle:
+//
+//	u8   how script (bits 0-3) and group (4-7) are stored: 0 as they are, 1 one
+//	     frame of zstd, 2 one block of S2 (the block format of Snappy with
+//	     repeat offsets, github.com/klauspost/compress/s2)
+//	uv   raw bytes of the script, at most 256 KiB
+//	uv   raw bytes of the group
+//	uv   stored bytes of the script, and these
+//	uv   stored bytes of the group, and these
+//	     coded planes, to the end
+//
+// What is in a bundle says which planes there are, in which order, and how long
+// each is. One of no bytes is not there at all. For every other one the script
+// has, where it comes to it:
+//
+//	u8   mode: 0 all bytes are one, u8, that follows here
+//	           1 the bytes are the next of the coded planes
+//	           2 the bytes are the next of the group
+//	           3 uv: so many coded bytes are a Huffman tree description and one
+//	             stream, as of the literals in zstd (RFC 8878, 4.2)
+//	           4 the same with four streams behind a jump table
+//	           5 uv: so many coded bytes are a finite state entropy table and
+//	             stream of two states in turn, as of the weights of Huffman trees in
+//	             zstd (4.1, 4.2.1.2), but for symbols to 255 and an accuracy
+//	             of up to 12 bits
+//
+// Modes 3 to 5 are of at most 2^16 bytes. A plane that is split by another one
+// of the same length is two planes: the bytes where that one is 0, then the
+// others, from the last to the first.
+//
+// Messages of one length, 1 to 255, and one first byte may be of one shape.
+// The script of a part begins so:
+//
+//	uv   shapes, at most 250
+//	uv   tables, at most 16; for each: u8 width of its keys, 1 to 8
+//	     for each shape:
+//	       u8 length, u8 first byte, uv messages
+//	       u8 steps, at most 64, for each:
+//	         u8 kind (bits 5-7), little-endian (bit 4), bytes (0-3: 1 to 8)
+//	         u8 at, where the field begins in the message
+//	         kind 3: u8 from, u8 shape; kind 4: u8 from; kind 5: u8 table;
+//	         else, and in kind 5, from is at
+//	       u8 feeds, at most 4, for each: u8 table, u8 at
+//	       u8 splits, for each, in order of planes: u8 plane, u8 by which, a
+//	         lower one
+//
+// Planes follow: where there are shapes, the shape of each message by its
+// place in the list, or how many there are for a message of none; for messages
+// of none the high and the low bytes of their lengths, and all their bytes in a
+// row; then shape by shape the planes 1 to length-1, each of one byte of its
+// messages, split as it says. Plane 0 is the first byte, which is not stored.
+//
+// What is in the planes is made the messages one after the other, by the steps
+// of their shape in turn. A step of kind 1 to 4 has a field in another message:
+// the one of the shape before (1), the message before (2), the last one of the
+// named shape (3), or that which the lookup before has found (4). In place of a
+// field of one byte there is its difference to the byte at from there, modulo
+// 2^8. For one of more bytes there is the difference of the two numbers, modulo
+// 2^(8·bytes), signed, as by sv (0, -1, 1, -2 … as 0, 1, 2, 3 …), and
+// big-endian; both are little-endian numbers where the step says so. Where
+// there is no other message, or where it ends before the field does, that
+// counts as 0. Fields of steps do not overlap.
+//
+// Kind 5 looks up the bytes of its field in a table. A table has 2^b slots: b is
+// the bits of the number of messages that feed it, and one more, within 6 to
+// 14. With h = key·9E3779B97F4A7C15 (hex) modulo 2^64, of the key as a big-endian
+// number, the slot is the highest b bits of h, and the tag the 11 below. It
+// finds what its slot has where that has its tag, else nothing. After all steps
+// of a message are done it is put into the slots of the keys that its shape
+// feeds. Each part begins with empty tables.
+//
+// # Lags
+//
+// Times whose packets carry the feed's own time, or not, in place of the deltas
+// of the raw form:
+//
+//	u8   clocks; for each: u8 length, u8 first byte of messages, u8 bytes of the
+//	     field (bits 0-3), little-endian (4), u8 at, u8 exponent: counts of
+//	     10^exponent ns, 0 to 9
+//	u8   unit, as in the raw form
+//	uv   the first difference
+//	u8   width: bytes of the differences that follow
+//	uv   bytes of the raw form behind the times of pieces
+//	     a bundle: width planes of one byte of all differences but the first,
+//	     highest bytes first, each split by the one before it; then what is behind
+//	     the times, as it is
+//
+// A difference (as by sv) is of the time to what was expected. Without clocks
+// that is the time before (0 …). With clocks it is feed + mean. Feed is the time
+// in the last message of the piece, in units, rounded down (before it, the
+// product of field and exponent is modulo 2^64); where that is of no clock, that
+// of the piece before (0 …). Mean is 0 for the first piece, then its difference,
+// then grows by an eighth of each, rounded down.
 //
 // # Records of a stream
 //

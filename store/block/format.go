@@ -36,10 +36,15 @@ const DefaultMemory = 64 << 20
 // Codec says how the stored bytes of a section hold its raw bytes.
 type Codec uint8
 
-// The codecs of version 1.
+// The codecs of version 1. 2 to 4 are of the payload alone, and of one form,
+// which says itself how to read it: they tell how hard its writer tried.
 const (
-	Stored Codec = 0 // as they are
-	Zstd   Codec = 1 // one frame of RFC 8878
+	Stored     Codec = 0 // as they are
+	Zstd       Codec = 1 // one frame of RFC 8878
+	PlanesZstd Codec = 2 // columns, compressed by zstd: when the queue grows
+	PlanesS2   Codec = 3 // columns, compressed by S2: in overload
+	Foretold   Codec = 4 // columns of what messages differ in from what foretells them: dense
+	Lagged     Codec = 5 // of the times alone: how much later packets came than the feed's own time
 )
 
 func (c Codec) String() string {
@@ -48,6 +53,14 @@ func (c Codec) String() string {
 		return "stored"
 	case Zstd:
 		return "zstd"
+	case PlanesZstd:
+		return "planes"
+	case PlanesS2:
+		return "planes-s2"
+	case Foretold:
+		return "dense"
+	case Lagged:
+		return "lagged"
 	}
 	return fmt.Sprintf("codec(%d)", uint8(c))
 }
@@ -124,7 +137,7 @@ const (
 	tagTimes      tag = 3
 	tagOrigins    tag = 4
 	tagMarks      tag = 5
-	// 6 (line log) and 7 (shapes of messages) are reserved.
+	// 6 (line log) and 7 are reserved.
 )
 
 func (t tag) String() string {

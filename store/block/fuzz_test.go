@@ -27,6 +27,10 @@ func seeds(f *testing.F, add func(header, body []byte)) {
 	add(encode(f, e, b, EncodeOptions{}))
 	b, _ = filled(3000, 70, 0)
 	add(encode(f, mustEncoder(f, EncoderOptions{Level: None}), b, EncodeOptions{}))
+	headers, bodies := hostile(f)
+	for i := range headers {
+		add(headers[i], bodies[i])
+	}
 }
 
 func typed(err error) bool {

@@ -143,6 +143,12 @@ func (r *secondReader) read(header, body []byte) (runs []secondRun, pieces []fla
 				t.Fatal(err)
 			}
 		}
+		switch {
+		case codec >= 2 && codec <= 4 && tag == 1:
+			data = r.columns(data, int(raw))
+		case codec == 5 && tag == 3:
+			data = r.lagged(data, section[1], section[2])
+		}
 		if len(data) != int(raw) {
 			t.Fatalf("second reader: length of section %d", tag)
 		}

@@ -1,0 +1,379 @@
+package block
+
+import (
+	"encoding/binary"
+	"math"
+
+	"github.com/klauspost/compress/fse"
+	"github.com/klauspost/compress/huff0"
+	"github.com/klauspost/compress/s2"
+	"github.com/klauspost/compress/zstd"
+)
+
+// Columns are planes of bytes, of which each is stored in the mode that suits
+// it: a script says which, and how to read them; planes with repetitions go
+// to one group, which is compressed together; the others are coded for
+// themselves.
+
+// Modes of a plane.
+const (
+	modeConst  = 0 // one byte, in the script
+	modeRaw    = 1 // as it is
+	modeGroup  = 2 // in the group
+	modeHuff1  = 3 // Huffman, one stream
+	modeHuff4  = 4 // Huffman, four
+	modeFSE    = 5 // finite state entropy
+	maxEntropy = 1 << 16
+	leastHuff4 = 1 << 10
+	leastCoded = 32 // shorter planes go to the group
+)
+
+// Compressors of script and group.
+const (
+	packNone = 0
+	packZstd = 1
+	packS2   = 2
+)
+
+const maxScript = 256 << 10
+
+// columnWriter collects planes. It keeps its buffers.
+type columnWriter struct {
+	script, group, coded []byte
+
+	plain bool // all to the group: fast
+	huff  *huff0.Scratch
+	fse   fse.Scratch
+	nlog  []float32 // -log2(i/4096)
+	ctx   []byte
+	buf   []byte
+}
+
+func newColumnWriter() *columnWriter {
+	w := &columnWriter{huff: &huff0.Scratch{Reuse: huff0.ReusePolicyNone}, nlog: make([]float32, 4097)}
+	w.nlog[0] = 12
+	for i := 1; i < len(w.nlog); i++ {
+		w.nlog[i] = float32(12 - math.Log2(float64(i)))
+	}
+	return w
+}
+
+func (w *columnWriter) reset(plain bool) {
+	w.script, w.group, w.coded, w.plain = w.script[:0], w.group[:0], w.coded[:0], plain
+}
+
+// append appends all that was collected.
+func (w *columnWriter) append(dst []byte, z *zstd.Encoder, fast bool) []byte {
+	head := len(dst)
+	dst = append(dst, 0)
+	dst = binary.AppendUvarint(dst, uint64(len(w.script)))
+	dst = binary.AppendUvarint(dst, uint64(len(w.group)))
+	var how byte
+	for i, raw := range [2][]byte{w.script, w.group} {
+		c := byte(packNone)
+		out := raw
+		if len(raw) > 0 {
+			if fast {
+				c = packS2
+				if n := s2.MaxEncodedLen(len(raw)); cap(w.buf) < n {
+					w.buf = make([]byte, n+n/2)
+				}
+				out = s2.Encode(w.buf[:cap(w.buf)], raw)
+			} else {
+				c = packZstd
+				w.buf = z.EncodeAll(raw, w.buf[:0])
+				out = w.buf
+			}
+			if len(out) >= len(raw) {
+				c, out = packNone, raw
+			}
+		}
+		how |= c << (4 * i)
+		dst = binary.AppendUvarint(dst, uint64(len(out)))
+		dst = append(dst, out...)
+	}
+	dst[head] = how
+	return append(dst, w.coded...)
+}
+
+// split adds a plane, in two parts where by is not nil: the bytes at which by
+// is 0, then the others.
+func (w *columnWriter) split(p, by []byte) {
+	if by == nil || w.plain {
+		w.plane(p)
+		return
+	}
+	if cap(w.ctx) < len(p) {
+		w.ctx = make([]byte, len(p)+len(p)/2)
+	}
+	// From both ends, so that each byte is looked at once; the second part
+	// comes out reversed, which is how it is stored.
+	out := w.ctx[:len(p)]
+	lo, hi := 0, len(p)-1
+	for i, v := range p {
+		if by[i] == 0 {
+			out[lo] = v
+			lo++
+		} else {
+			out[hi] = v
+			hi--
+		}
+	}
+	w.plane(out[:lo])
+	w.plane(out[lo:])
+}
+
+// plane adds one plane. One without bytes leaves no trace.
+func (w *columnWriter) plane(p []byte) {
+	n := len(p)
+	if n == 0 {
+		return
+	}
+	if w.plain {
+		w.script = append(w.script, modeGroup)
+		w.group = append(w.group, p...)
+		return
+	}
+	var h, h2 [256]uint32
+	same, i := 0, 0
+	for ; i+2 <= n; i += 2 {
+		a, b := p[i], p[i+1]
+		h[a]++
+		h2[b]++
+		if a == b {
+			same++
+		}
+	}
+	if i < n {
+		h[p[i]]++
+	}
+	var most uint32
+	symbols := 0
+	scale := 4096 / float32(n)
+	var total, iid float32
+	for k := range h {
+		x := h[k] + h2[k]
+		if x == 0 {
+			continue
+		}
+		symbols++
+		most = max(most, x)
+		f := float32(x)
+		total += f * w.nlog[int(f*scale)]
+		iid += f * f
+	}
+	if int(most) == n {
+		w.script = append(w.script, modeConst, p[0])
+		return
+	}
+	bits := total / float32(n) // a byte
+	repeats := float32(same)*2/float32(n) - iid/float32(n)/float32(n)
+	switch {
+	case n < leastCoded || n > maxEntropy || repeats > 0.12:
+		w.script = append(w.script, modeGroup)
+		w.group = append(w.group, p...)
+		return
+	case bits > 7.9:
+	case bits < 2.5 || n < 256:
+		out, err := fse.Compress(p, &w.fse)
+		if err == nil && len(out) < n {
+			w.script = append(w.script, modeFSE)
+			w.script = binary.AppendUvarint(w.script, uint64(len(out)))
+			w.coded = append(w.coded, out...)
+			return
+		}
+	default:
+		mode, out, err := byte(modeHuff4), []byte(nil), error(nil)
+		if n < leastHuff4 {
+			mode = modeHuff1
+			out, _, err = huff0.Compress1X(p, w.huff)
+		} else {
+			out, _, err = huff0.Compress4X(p, w.huff)
+		}
+		if err == nil && len(out) < n {
+			w.script = append(w.script, mode)
+			w.script = binary.AppendUvarint(w.script, uint64(len(out)))
+			w.coded = append(w.coded, out...)
+			return
+		}
+	}
+	w.script = append(w.script, modeRaw)
+	w.coded = append(w.coded, p...)
+}
+
+// columnReader reads what a columnWriter wrote. The first fault sticks in s,
+// and planes read after it are zeros.
+type columnReader struct {
+	s            scanner // of the script
+	script       []byte
+	group, coded []byte // what is left
+	groupBuf     []byte
+
+	huff *huff0.Scratch
+	fse  fse.Scratch
+	ctx  []byte
+}
+
+// open reads everything but the planes: of a group of at most limit bytes.
+func (r *columnReader) open(b []byte, limit int, z *zstd.Decoder) bool {
+	s := scanner{b: b}
+	how := s.byte()
+	script, group := s.uvarint(), s.uvarint()
+	if s.reason != "" || script > maxScript || group > uint64(limit) {
+		return false
+	}
+	if !unpack(&r.script, how&15, s.bytes(s.uvarint()), int(script), z) ||
+		!unpack(&r.groupBuf, how>>4, s.bytes(s.uvarint()), int(group), z) || s.reason != "" {
+		return false
+	}
+	r.s, r.group, r.coded = scanner{b: r.script}, r.groupBuf, b[s.at:]
+	return true
+}
+
+// unpack decompresses stored into buf, which becomes raw bytes long.
+func unpack(buf *[]byte, how byte, stored []byte, raw int, z *zstd.Decoder) bool {
+	if how == packNone {
+		*buf = append((*buf)[:0], stored...)
+		return len(stored) == raw
+	}
+	if cap(*buf) < raw+slack {
+		*buf = make([]byte, 0, raw+raw/4+slack)
+	}
+	switch how {
+	case packZstd:
+		// The limit is the capacity given, so that a frame that lies about
+		// its size stops there.
+		out, err := z.DecodeAll(stored, (*buf)[:0:raw+slack])
+		if err != nil || len(out) != raw || raw == 0 {
+			return false
+		}
+		if &out[0] == &(*buf)[:1][0] {
+			out = (*buf)[:raw] // with all of its capacity
+		}
+		*buf = out
+		return true
+	case packS2:
+		n, err := s2.DecodedLen(stored)
+		if err != nil || n != raw {
+			return false
+		}
+		out, err := s2.Decode((*buf)[:raw], stored)
+		if err != nil || len(out) != raw {
+			return false
+		}
+		*buf = (*buf)[:raw]
+		return true
+	}
+	return false
+}
+
+// end wants everything read.
+func (r *columnReader) end() {
+	r.s.end()
+	if len(r.group) > 0 || len(r.coded) > 0 {
+		r.s.fail("planes go on behind the last one")
+	}
+}
+
+// split reads a plane that was split by another.
+func (r *columnReader) split(dst, by []byte) {
+	if by == nil {
+		r.plane(dst)
+		return
+	}
+	if cap(r.ctx) < len(dst) {
+		r.ctx = make([]byte, len(dst)+len(dst)/2)
+	}
+	in := r.ctx[:len(dst)]
+	lo, hi := 0, len(in)-1
+	for _, v := range by {
+		if v == 0 {
+			lo++
+		}
+	}
+	r.plane(in[:lo])
+	r.plane(in[lo:])
+	lo = 0
+	for i, v := range by[:len(dst)] {
+		if v == 0 {
+			dst[i] = in[lo]
+			lo++
+		} else {
+			dst[i] = in[hi]
+			hi--
+		}
+	}
+}
+
+// plane reads len(dst) bytes.
+func (r *columnReader) plane(dst []byte) {
+	n := len(dst)
+	if n == 0 {
+		return
+	}
+	switch mode := r.s.byte(); mode {
+	case modeConst:
+		v := r.s.byte()
+		for i := range dst {
+			dst[i] = v
+		}
+	case modeRaw:
+		if len(r.coded) < n {
+			r.s.fail("plane cut short")
+			break
+		}
+		r.coded = r.coded[copy(dst, r.coded):]
+	case modeGroup:
+		if len(r.group) < n {
+			r.s.fail("group cut short")
+			break
+		}
+		r.group = r.group[copy(dst, r.group):]
+	case modeHuff1, modeHuff4, modeFSE:
+		l := r.s.uvarint()
+		if n > maxEntropy || l > uint64(len(r.coded)) {
+			r.s.fail("plane cut short")
+			break
+		}
+		in := r.coded[:l]
+		r.coded = r.coded[l:]
+		if !r.decode(mode, dst, in) {
+			r.s.fail("plane does not decode to its length")
+		}
+	default:
+		r.s.fail("mode of a plane is not known")
+	}
+	if r.s.reason != "" {
+		clear(dst)
+	}
+}
+
+func (r *columnReader) decode(mode byte, dst, in []byte) bool {
+	if mode == modeFSE {
+		r.fse.DecompressLimit = maxEntropy + 256
+		out, err := fse.Decompress(in, &r.fse)
+		if err != nil || len(out) != len(dst) {
+			return false
+		}
+		copy(dst, out)
+		return true
+	}
+	s, in, err := huff0.ReadTable(in, r.huff)
+	if err != nil {
+		return false
+	}
+	r.huff = s
+	var out []byte
+	if mode == modeHuff1 {
+		out, err = s.Decoder().Decompress1X(dst[:0:len(dst)], in)
+	} else {
+		out, err = s.Decoder().Decompress4X(dst[:0:len(dst)], in)
+	}
+	if err != nil || len(out) != len(dst) {
+		return false
+	}
+	if &out[0] != &dst[0] {
+		copy(dst, out)
+	}
+	return true
+}

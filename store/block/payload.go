@@ -1,0 +1,165 @@
+package block
+
+import "math"
+
+// columns makes payloads in columns, where those are smaller than rows.
+type columns struct {
+	level Level
+	split *splitter
+	plans *Plans
+	fresh bool // the plans have not been used
+	lags  *lagWriter
+
+	zipped, tail []byte
+
+	learns   bool // by itself
+	thorough bool // rows are tried for each block
+
+	ratio, tried float64 // stored bytes a raw one of rows, and of columns, when rows were last tried
+	blocks       int     // since then
+	best         float64 // the least stored bytes a raw one by these plans
+	wants        bool
+	age          int  // blocks since these plans
+	rest         int  // before others are wanted: twice as long each time
+	rows         bool // were smaller when they were last tried
+
+	stamped int  // blocks whose times were stored
+	zips    bool // times took less compressed when that was last tried
+}
+
+// How often rows are tried where columns are well below what they took last;
+// and what is well below.
+const (
+	tryEvery  = 16
+	tryBelow  = 0.85
+	tryChange = 0.1
+	smallRaw  = 32 << 10 // blocks that cost nothing are always tried
+	learnRaw  = 16 << 10 // fewer bytes of rows teach too little
+
+	worse               = 1.05 // than the best block that plans made: time for others
+	leastRest, mostRest = 4, 256
+)
+
+func newColumns(o EncoderOptions) *columns {
+	return &columns{level: o.Level, split: newSplitter(), lags: newLagWriter(), learns: o.Learn, thorough: o.Thorough}
+}
+
+// UsePlans has the messages of the next blocks foretold by p, at level Dense.
+func (e *Encoder) UsePlans(p *Plans) {
+	if e.col != nil && e.col.plans != p {
+		e.col.plans, e.col.fresh, e.col.wants = p, true, false
+	}
+}
+
+// Plans are those in use; nil: none.
+func (e *Encoder) Plans() *Plans {
+	if e.col == nil {
+		return nil
+	}
+	return e.col.plans
+}
+
+// WantsPlans reports whether the last block shows that messages have changed
+// so that it is worth while to learn from it (Learn).
+func (e *Encoder) WantsPlans() bool { return e.col != nil && e.col.wants }
+
+// payload appends the payload section.
+func (e *Encoder) payload(dst []byte, b *Block) []byte {
+	c := e.col
+	if c == nil {
+		return e.section(dst, tagPayload, sectionRequired, b.rows)
+	}
+	if c.learns && len(b.rows) >= learnRaw && (c.plans == nil || c.wants) {
+		e.UsePlans(Learn(c.plans, b))
+	}
+	at := len(dst)
+	dst = append(dst, make([]byte, sectionHeader)...)
+	codec := Foretold
+	switch c.level {
+	case Planes:
+		codec = PlanesZstd
+	case Hasty:
+		codec = PlanesS2
+	}
+	dst = c.split.encode(dst, b.rows, c.plans, e.z, c.level != Dense, c.level == Hasty)
+	stored, raw := len(dst)-at-sectionHeader, len(b.rows)
+	c.note(stored, raw)
+	try := c.tryRows(stored, raw)
+	dst = e.leastSection(dst, at, tagPayload, codec, b.rows, try, &c.rows)
+	if try {
+		c.blocks, c.ratio, c.tried = 0, float64(len(c.zipped))/float64(raw), float64(stored)/float64(raw)
+	}
+	return dst
+}
+
+// tryRows reports whether it is in doubt that columns take less than rows.
+func (c *columns) tryRows(stored, raw int) bool {
+	if c.level == Hasty {
+		return false
+	}
+	c.blocks++
+	// What suddenly takes more, or less, is something else.
+	change := float64(stored)/float64(raw)/c.tried - 1
+	return c.thorough || raw <= smallRaw || math.Abs(change) > tryChange || c.ratio == 0 || c.blocks >= tryEvery || float64(stored) > tryBelow*c.ratio*float64(raw)
+}
+
+// note says whether the plans still fit.
+func (c *columns) note(stored, raw int) {
+	if c.level != Dense || raw < learnRaw {
+		return
+	}
+	now := float64(stored) / float64(raw)
+	if c.fresh {
+		c.fresh, c.best, c.age = false, now, 0
+	}
+	c.best = min(c.best, now)
+	c.age++
+	if c.wants = c.plans == nil || now > worse*c.best && c.age >= c.rest; c.wants {
+		c.rest = min(max(2*c.rest, leastRest), mostRest)
+	}
+}
+
+// times appends the section of times, whose raw form is in e.raw: as lags, or
+// compressed where that takes less.
+func (e *Encoder) times(dst []byte, b *Block) []byte {
+	c := e.col
+	if c.level != Dense {
+		return e.section(dst, tagTimes, sectionRequired, e.raw)
+	}
+	c.stamped++
+	try := c.stamped%tryEvery == 1 || len(e.raw) <= smallRaw/16
+	if c.zips && !try {
+		return e.section(dst, tagTimes, sectionRequired, e.raw)
+	}
+	var clocks []clock
+	if c.plans != nil {
+		clocks = c.plans.clocks
+	}
+	at := len(dst)
+	dst = append(dst, make([]byte, sectionHeader)...)
+	_, unit := b.unit()
+	c.tail = b.appendHeard(c.tail[:0], unit)
+	dst = c.lags.encode(dst, b, clocks, c.tail, c.split.w, e.z)
+	return e.leastSection(dst, at, tagTimes, Lagged, e.raw, try, &c.zips)
+}
+
+// leastSection finishes the section at dst[at:], whose stored bytes are there:
+// where try, it puts raw compressed in their place where that is shorter, and
+// says so in zips; and in any case raw as it is.
+func (e *Encoder) leastSection(dst []byte, at int, t tag, codec Codec, raw []byte, try bool, zips *bool) []byte {
+	c := e.col
+	stored := len(dst) - at - sectionHeader
+	if try {
+		c.zipped = e.z.EncodeAll(raw, c.zipped[:0])
+		if *zips = len(c.zipped) < stored; *zips {
+			codec, stored = Zstd, len(c.zipped)
+			dst = append(dst[:at+sectionHeader], c.zipped...)
+		}
+	}
+	if stored >= len(raw) {
+		codec = Stored
+		dst = append(dst[:at+sectionHeader], raw...)
+	}
+	sealSection(dst[at:], t, sectionRequired, codec, len(raw))
+	return dst
+}
