@@ -41,6 +41,11 @@ const (
 	AuditSeal      AuditEvent = "seal"
 	AuditRepair    AuditEvent = "repair" // a file was restored, or what of the log itself cannot be is acknowledged
 
+	// A snapshot that is there and durable, and snapshots that are about to be
+	// removed: all with a sequence from FirstSeq to LastSeq.
+	AuditSnapshot        AuditEvent = "snapshot"
+	AuditSnapshotRemoved AuditEvent = "snapshot_removed"
+
 	// AuditBroken: lines before it, those in Broken, do not follow the line
 	// before them. Nobody was asked: it is appended before what was to be.
 	AuditBroken AuditEvent = "chain_broken"
@@ -66,6 +71,7 @@ type AuditEntry struct {
 
 	File   string `json:"file,omitempty"`   // within the archive
 	Broken []int  `json:"broken,omitempty"` // lines, from 1
+	SHA256 string `json:"sha256,omitempty"` // of a snapshot, in hexadecimal; FirstSeq = LastSeq is its sequence, Bytes its own
 }
 
 // AuditBreak is a line of the audit log that is not what was written, or not

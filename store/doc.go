@@ -13,6 +13,7 @@
 //	    000001.seg/                    a Pebble store, numbered by order of creation
 //	      seal.json                    once sealed
 //	    damaged/000001-123.json        block 123 of that segment failed its checks
+//	    snapshots/N.snap               snapshot of an application's state, N its sequence in 20 digits
 //	    000002.seg/ …
 //	    000001.pruned                  in place of 000001.seg, once retention removed it
 //	    000001.leaves                  leaves of the content hash over it
@@ -71,6 +72,46 @@
 // without its end. A last line without an end was cut short by a crash before
 // it was confirmed, and is replaced by the next. Lines are appended, and holds
 // made and ended, under flock(LOCK_EX) on the archive's directory.
+//
+// # Snapshots
+//
+// A snapshot is opaque bytes that an application stored with a recording: its
+// state after all messages below the sequence N of the snapshot, so that what
+// follows it is [N, …). Another take has its own. The file:
+//
+//	  0  magic[8]     "moldsnap"
+//	  8  format u16   1
+//	 10  session[10]
+//	 20  take u32
+//	 24  seq u64      N, from 1
+//	 32  made i64     when it was stored, ns since 1970
+//	 40  size u64     of the application's bytes
+//	 48  sha256[32]   of the same
+//	 80  channel[64]  padded with NUL
+//	144  crc32c u32   of the 144 bytes before
+//	148  pieces: 32 KiB of the bytes (the last the rest), then crc32c u32 of
+//	     where the piece begins in them, u64, and the piece
+//
+// Storing one takes no lock of the recording, so that it may be captured
+// meanwhile, in any process:
+//
+//	write      PID.RANDOM.tmp, under a lease of its own, synced every 4 MiB and at the end, and
+//	           given up where it would leave less than 64 MiB and the reserve of the disk
+//	rename     under the lock of the archive, after a look whether something at or after N is
+//	           pruned, or another is there; the directory synced
+//	tell       a line "snapshot" in audit.log, with its SHA-256, synced: then it is on record
+//
+// Prune renames segments under the same lock, and looks for snapshots after it.
+// So a snapshot comes before, and that Prune removes it, or after, and is refused.
+//
+// What is stored is never overwritten, but where it is damaged, by the same
+// bytes. Prune removes a snapshot once a message at or after N is pruned, since
+// what follows it is not whole then, never of a session on hold; its bytes count
+// in Retention.MaxBytes. A line "snapshot_removed" in audit.log, for all from
+// first_seq to last_seq, comes first. Who reads one that is removed reads on to
+// its end. Verify reads every snapshot, and compares it with the audit log: the
+// newest line for N says what is to be there. Each piece is checked before a
+// byte of it is given out: *SnapshotError, and the next older one can be asked for.
 //
 // # Keys of a segment
 //
@@ -269,6 +310,9 @@
 //	pruning, before the rename   the segment is as it was; the next Prune logs what it announced as cancelled
 //	pruning, after it       the segment is pruned; readers ignore what is left, the next Prune unlinks and tells it
 //	appending to audit.log  a line without its end is none
+//	storing a snapshot      before the rename: none, and a file .tmp that the next Prune removes; after it:
+//	                        there, whole, and served; the same put, or the next Prune, puts it on record
+//	removing snapshots      on record as removed: the next Prune removes what is left
 //	noting damage           the file is there or not: the next who reads the block writes it
 //	replacing damage        until the patch is durable the record of the damage holds
 //

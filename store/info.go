@@ -102,9 +102,14 @@ type Detail struct {
 	PrunedList  []PrunedInfo  `json:"pruned_list"`
 	CaptureList []CaptureInfo `json:"capture_list"`
 	SegmentList []SegmentInfo `json:"segment_list"`
-	Rates       []Rate        `json:"rates"`
-	Lines       []LineInfo    `json:"lines"`
-	Faults      []string      `json:"faults,omitempty"` // segments missing, or not known what they hold
+
+	// SnapshotList is by their headers, in the order of sequences; they are no
+	// part of BytesDisk.
+	SnapshotList []SnapshotInfo `json:"snapshot_list"`
+
+	Rates  []Rate     `json:"rates"`
+	Lines  []LineInfo `json:"lines"`
+	Faults []string   `json:"faults,omitempty"` // segments missing, or not known what they hold
 }
 
 // HoleInfo is one hole; both ends inclusive.

@@ -238,6 +238,9 @@ func (s *session) detail(state State, full bool) (Detail, error) {
 	if !full {
 		return d, nil
 	}
+	if d.SnapshotList, err = s.a.Snapshots(s.ref); err != nil {
+		return d, err
+	}
 	for k, g := range segs {
 		x, err := g.loadIndex(s.a.table)
 		if err != nil {

@@ -54,12 +54,16 @@ type PruneItem struct {
 type PruneReport struct {
 	DryRun      bool        `json:"dry_run"`
 	Items       []PruneItem `json:"segments"`     // oldest first
-	BytesBefore uint64      `json:"bytes_before"` // of all segments
+	BytesBefore uint64      `json:"bytes_before"` // of all segments and snapshots
 	BytesAfter  uint64      `json:"bytes_after"`  // in a dry run: as planned
-	Removed     int         `json:"removed"`
+	Removed     int         `json:"removed"`      // segments
 	Left        int         `json:"left"`
 	Held        []string    `json:"held"`       // sessions on hold
 	Unreadable  []string    `json:"unreadable"` // segments whose seal is damaged: never removed
+
+	// Snapshots that messages cannot be joined to any more: some at or after
+	// their sequence are pruned.
+	Snapshots []SnapshotItem `json:"snapshots"`
 }
 
 // planSegment is what a plan needs to know of a sealed segment.
@@ -84,9 +88,10 @@ type planned struct {
 
 // plan decides what is removed, and in which order: the oldest first, by the
 // time at which segments were sealed, those of a session by number. total is
-// the bytes of all segments, sealed or not; pruned is what was removed of each
-// session before. It depends on nothing else.
-func plan(segs []planSegment, pruned map[Ref][]moldcast.Range, total uint64, r Retention, now time.Time) []planned {
+// the bytes of all segments, sealed or not, and of the snapshots in snaps, which
+// go with what they begin before; pruned is what was removed of each session
+// before. It depends on nothing else.
+func plan(segs []planSegment, pruned map[Ref][]moldcast.Range, snaps map[Ref][]planSnapshot, total uint64, r Retention, now time.Time) []planned {
 	byNumber := slices.Clone(segs)
 	slices.SortFunc(byNumber, func(x, y planSegment) int {
 		if c := compareRefs(x.ref, y.ref); c != 0 {
@@ -117,6 +122,17 @@ func plan(segs []planSegment, pruned map[Ref][]moldcast.Range, total uint64, r R
 	}
 	taken := make([]bool, len(byNumber))
 	left := total
+	behind := map[Ref]uint64{} // of snapshots, what is not part of left any more
+	drop := func(r Ref) {
+		if len(snaps[r]) > 0 && of(r).Len() > 0 {
+			_, bytes := unjoined(snaps[r], of(r).Bounds().Next)
+			left -= min(left, bytes-behind[r])
+			behind[r] = bytes
+		}
+	}
+	for r := range snaps {
+		drop(r)
+	}
 	var out []planned
 	take := func(i int, why PruneReason) {
 		g := byNumber[i]
@@ -131,6 +147,7 @@ func plan(segs []planSegment, pruned map[Ref][]moldcast.Range, total uint64, r R
 		for _, x := range g.cov {
 			of(g.ref).Add(x)
 		}
+		drop(g.ref)
 		out = append(out, p)
 	}
 	// follow takes the segments of a session all of which replaced what is gone.
@@ -200,20 +217,27 @@ func compareRefs(x, y Ref) int {
 }
 
 // inventory lists what a plan is made of.
-func (a *Archive) inventory(rep *PruneReport) (segs []planSegment, pruned map[Ref][]moldcast.Range, err error) {
+func (a *Archive) inventory(rep *PruneReport) (segs []planSegment, pruned map[Ref][]moldcast.Range, snaps map[Ref][]planSnapshot, err error) {
 	refs, err := a.refs()
 	if err != nil {
-		return nil, nil, err
+		return nil, nil, nil, err
 	}
-	pruned = map[Ref][]moldcast.Range{}
+	pruned, snaps = map[Ref][]moldcast.Range{}, map[Ref][]planSnapshot{}
 	for _, r := range refs {
 		s := a.newSession(r)
 		if err := s.load(); err != nil {
-			return nil, nil, fmt.Errorf("%v: %w", r, err)
+			return nil, nil, nil, fmt.Errorf("%v: %w", r, err)
 		}
 		hold, err := a.readHold(r)
 		if err != nil {
-			return nil, nil, err
+			return nil, nil, nil, err
+		}
+		of, bytes, err := a.snapshotSizes(r, hold != nil)
+		if err != nil {
+			return nil, nil, nil, err
+		}
+		if rep.BytesBefore += bytes; bytes > 0 {
+			snaps[r] = of
 		}
 		if hold != nil {
 			rep.Held = append(rep.Held, r.String())
@@ -236,7 +260,7 @@ func (a *Archive) inventory(rep *PruneReport) (segs []planSegment, pruned map[Re
 			})
 		}
 	}
-	return segs, pruned, nil
+	return segs, pruned, snaps, nil
 }
 
 // errLeft is why a planned segment was left.
@@ -244,24 +268,24 @@ type errLeft string
 
 func (e errLeft) Error() string { return string(e) }
 
-// Prune removes the oldest sealed segments by r, or, in a dry run, only says
-// which. It removes what it planned and nothing else; what is on hold or in
+// Prune removes the oldest sealed segments by r, and the snapshots that have no
+// message to go on with then, or, in a dry run, only says which. It removes what it planned and nothing else; what is on hold or in
 // use by then is left, and said. by is who asks, for the audit log. It works
 // beside writers, readers and others that prune. The error is that of ctx, or
 // of the file system; what was done until then is in the report, and what was
 // begun is finished by the next Prune.
 func (a *Archive) Prune(ctx context.Context, r Retention, dryRun bool, by string) (PruneReport, error) {
-	rep := PruneReport{DryRun: dryRun, Items: []PruneItem{}, Held: []string{}, Unreadable: []string{}}
+	rep := PruneReport{DryRun: dryRun, Items: []PruneItem{}, Snapshots: []SnapshotItem{}, Held: []string{}, Unreadable: []string{}}
 	if !dryRun {
 		if err := a.finishPrunes(); err != nil {
 			return rep, err
 		}
 	}
-	segs, pruned, err := a.inventory(&rep)
+	segs, pruned, snaps, err := a.inventory(&rep)
 	if err != nil {
 		return rep, err
 	}
-	todo := plan(segs, pruned, rep.BytesBefore, r, a.o.Clock())
+	todo := plan(segs, pruned, snaps, rep.BytesBefore, r, a.o.Clock())
 	rep.BytesAfter = rep.BytesBefore
 	for _, p := range todo {
 		i := PruneItem{
@@ -306,6 +330,9 @@ func (a *Archive) Prune(ctx context.Context, r Retention, dryRun bool, by string
 		rep.Left++
 		stay[i.Session+"/"+i.Segment] = true
 		a.o.Log.Warn("segment is not pruned", "session", p.seg.ref, "segment", i.Segment, "why", i.Left)
+	}
+	if err == nil {
+		err = a.pruneSnapshots(&rep, todo, snaps, by)
 	}
 	return rep, err
 }

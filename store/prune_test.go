@@ -71,7 +71,7 @@ func TestPlan(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			var got []string
-			for _, p := range plan(c.segs, c.pruned, c.total, c.r, now) {
+			for _, p := range plan(c.segs, c.pruned, nil, c.total, c.r, now) {
 				s := fmt.Sprintf("%s%d:%s", p.seg.ref.Channel, p.seg.num, p.reason)
 				if len(p.bases) > 0 {
 					s += strings.ReplaceAll(strings.NewReplacer("[", "(", "]", ")").Replace(fmt.Sprint(p.bases)), " ", ",")
@@ -124,7 +124,7 @@ func TestPlanProperties(t *testing.T) {
 		}
 		now := day0.Add(50 * time.Hour)
 		shuffled := rapid.Permutation(segs).Draw(t, "order")
-		out := plan(shuffled, nil, total, r, now)
+		out := plan(shuffled, nil, nil, total, r, now)
 
 		type id struct {
 			ref Ref
@@ -196,7 +196,7 @@ func TestPlanProperties(t *testing.T) {
 				t.Fatalf("%v %d stays, and %d bytes are more than %d", g.ref, g.num, left, r.MaxBytes)
 			}
 		}
-		again := plan(segs, nil, total, r, now)
+		again := plan(segs, nil, nil, total, r, now)
 		if fmt.Sprint(again) != fmt.Sprint(out) {
 			t.Fatal("the order in which segments are listed changes the plan")
 		}
@@ -635,11 +635,11 @@ func TestHoldAfterThePlan(t *testing.T) {
 	defer a.Close()
 	ref := parts(t, a, "S", moldcast.Range{First: 1, Next: 2000}, 2)
 	var rep PruneReport
-	segs, pruned, err := a.inventory(&rep)
+	segs, pruned, _, err := a.inventory(&rep)
 	if err != nil {
 		t.Fatal(err)
 	}
-	todo := plan(segs, pruned, rep.BytesBefore, Retention{Keep: 0, MaxBytes: -1}, a.o.Clock())
+	todo := plan(segs, pruned, nil, rep.BytesBefore, Retention{Keep: 0, MaxBytes: -1}, a.o.Clock())
 	if err := a.Hold(ref, "wait", ""); err != nil {
 		t.Fatal(err)
 	}

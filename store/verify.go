@@ -24,11 +24,15 @@ type Progress struct{ Done, Total uint64 }
 
 // Report is what Verify found.
 type Report struct {
-	Sessions int      `json:"sessions"`
-	Segments int      `json:"segments"`
-	Blocks   int      `json:"blocks"`
-	Messages uint64   `json:"messages"`
-	Bytes    uint64   `json:"bytes"`   // of stored blocks
+	Sessions int    `json:"sessions"`
+	Segments int    `json:"segments"`
+	Blocks   int    `json:"blocks"`
+	Messages uint64 `json:"messages"`
+	Bytes    uint64 `json:"bytes"` // of stored blocks
+
+	Snapshots     int    `json:"snapshots"`
+	SnapshotBytes uint64 `json:"snapshot_bytes"`
+
 	Skipped  []string `json:"skipped"` // segments that are being written
 	Faults   []Fault  `json:"faults"`
 	Replaced []Fault  `json:"replaced"` // damage of which good blocks hold every message
@@ -109,6 +113,9 @@ func (a *Archive) Verify(ctx context.Context, refs []Ref, progress func(Progress
 	}
 	for _, c := range all {
 		if err := v.session(ctx, c); err != nil {
+			return v.rep, err
+		}
+		if err := v.snapshots(c); err != nil {
 			return v.rep, err
 		}
 	}

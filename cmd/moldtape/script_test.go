@@ -50,6 +50,7 @@ func TestScripts(t *testing.T) {
 			"same":    same,
 			"code":    exitCode,
 			"soup":    soupPull,
+			"flip":    flipBit,
 		},
 	})
 }

@@ -22,4 +22,5 @@ var commands = []func(*env) *cobra.Command{
 	newHoldCmd,
 	newReleaseCmd,
 	newAuditCmd,
+	newSnapshotCmd,
 }

@@ -135,29 +135,9 @@ type output struct {
 // createOutput opens name for writing; "-" is stdout. What is not a regular
 // file (a device, a pipe) is written directly.
 func createOutput(name string, stdout io.Writer) (*output, error) {
-	o := &output{name: name}
-	var w io.Writer = stdout
-	if name != "-" {
-		if real, err := filepath.EvalSymlinks(name); err == nil {
-			o.name = real
-		}
-		st, err := os.Stat(o.name)
-		switch {
-		case err == nil && st.IsDir():
-			return nil, fmt.Errorf("%s: is a directory", name)
-		case err == nil && !st.Mode().IsRegular():
-			o.f, err = os.OpenFile(o.name, os.O_WRONLY, 0)
-			if err != nil {
-				return nil, err
-			}
-		default:
-			o.temp = filepath.Join(filepath.Dir(o.name), fmt.Sprintf(".%s.%d.tmp", filepath.Base(o.name), os.Getpid()))
-			o.f, err = os.OpenFile(o.temp, os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o666)
-			if err != nil {
-				return nil, err
-			}
-		}
-		w = o.f
+	o, w, err := openOutput(name, stdout)
+	if err != nil {
+		return nil, err
 	}
 	buf := bufio.NewWriterSize(w, 1<<18)
 	o.Writer = buf
@@ -175,6 +155,34 @@ func createOutput(name string, stdout io.Writer) (*output, error) {
 	}
 	o.finish = append(o.finish, buf.Flush)
 	return o, nil
+}
+
+// openOutput is createOutput up to where the bytes go, as they are.
+func openOutput(name string, stdout io.Writer) (o *output, w io.Writer, err error) {
+	o, w = &output{name: name}, stdout
+	if name != "-" {
+		if real, err := filepath.EvalSymlinks(name); err == nil {
+			o.name = real
+		}
+		st, err := os.Stat(o.name)
+		switch {
+		case err == nil && st.IsDir():
+			return nil, nil, fmt.Errorf("%s: is a directory", name)
+		case err == nil && !st.Mode().IsRegular():
+			o.f, err = os.OpenFile(o.name, os.O_WRONLY, 0)
+			if err != nil {
+				return nil, nil, err
+			}
+		default:
+			o.temp = filepath.Join(filepath.Dir(o.name), fmt.Sprintf(".%s.%d.tmp", filepath.Base(o.name), os.Getpid()))
+			o.f, err = os.OpenFile(o.temp, os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o666)
+			if err != nil {
+				return nil, nil, err
+			}
+		}
+		w = o.f
+	}
+	return o, w, nil
 }
 
 // commit completes the file and gives it its name.

@@ -42,7 +42,8 @@ func newPruneCmd(e *env) *cobra.Command {
 		Long: `Remove whole sealed segments, the oldest first, by the time at which they were
 sealed: those older than --keep, then more until the archive takes at most
 --max-bytes. What is on hold is never removed; what is being read is left, and
-said. A capture may go on meanwhile. Sequences and content hashes of what was
+said. Snapshots go once a message at or after their sequence has, and count in
+--max-bytes. A capture may go on meanwhile. Sequences and content hashes of what was
 removed are kept: the session continues where it was, nothing of it is asked
 for again, and verify --root prints the same. Each removal is in the audit log,
 before and after.`,
@@ -89,18 +90,42 @@ func (e *env) prune(ctx context.Context, r store.Retention, dryRun bool) error {
 			err = perr
 		}
 	}
+	if perr := e.printSnapshotItems(rep.Snapshots); err == nil {
+		err = perr
+	}
 	for _, s := range rep.Held {
 		fmt.Fprintf(e.stderr, "%s is on hold\n", s)
 	}
 	for _, s := range rep.Unreadable {
 		fmt.Fprintf(e.stderr, "%s has a damaged seal and is never removed\n", s)
 	}
+	also := ""
+	if n := len(rep.Snapshots); n > 0 {
+		also = " and " + count(n, "snapshot")
+	}
 	if dryRun {
-		fmt.Fprintf(e.stderr, "%s would be removed: %s before, %s after\n", count(len(rep.Items), "segment"), humanize.IBytes(rep.BytesBefore), humanize.IBytes(rep.BytesAfter))
+		fmt.Fprintf(e.stderr, "%s%s would be removed: %s before, %s after\n", count(len(rep.Items), "segment"), also, humanize.IBytes(rep.BytesBefore), humanize.IBytes(rep.BytesAfter))
 	} else {
-		fmt.Fprintf(e.stderr, "%s removed, %d left: %s before, %s after\n", count(rep.Removed, "segment"), rep.Left, humanize.IBytes(rep.BytesBefore), humanize.IBytes(rep.BytesAfter))
+		fmt.Fprintf(e.stderr, "%s%s removed, %d left: %s before, %s after\n", count(rep.Removed, "segment"), also, rep.Left, humanize.IBytes(rep.BytesBefore), humanize.IBytes(rep.BytesAfter))
 	}
 	return interrupted(ctx, err)
+}
+
+// printSnapshotItems lists the snapshots that go.
+func (e *env) printSnapshotItems(items []store.SnapshotItem) error {
+	if len(items) == 0 {
+		return nil
+	}
+	t := table(e.stdout)
+	row(t, "SESSION", "SNAPSHOT AT", "DISK", "REMOVED")
+	for _, i := range items {
+		done := yesNo(i.Removed)
+		if i.Left != "" {
+			done += ": " + i.Left
+		}
+		row(t, i.Session, i.Seq, humanize.IBytes(i.Bytes), done)
+	}
+	return t.Flush()
 }
 
 // retain applies r to the archive, now and every so often, until ctx is done.

@@ -38,7 +38,8 @@ that are left.
 
 With --from, holes are filled: a request server (host:port) is asked for
 what is missing; another archive (a directory) gives its messages with their
-times and packets. Several --from are used in turn. Two archives heal each other.
+times and packets, and its snapshots where they are missing or damaged here. Several
+--from are used in turn. Two archives heal each other.
 
 First what both sides hold at the edges of the holes is compared; a difference
 ends the repair with exit 1, and nothing is mixed. Each fill is put on record
@@ -70,6 +71,9 @@ type repairReport struct {
 
 	// Damaged files around the messages: restored, or why they cannot be.
 	Files []store.Mended `json:"files"`
+
+	// Snapshots that were missing or damaged, copied from another archive.
+	Snapshots []repair.Restored `json:"snapshots,omitempty"`
 
 	// Messages whose segment is damaged around them, written anew.
 	Rewritten uint64 `json:"rewritten"`
@@ -120,6 +124,9 @@ func (e *env) repair(ctx context.Context, name string, f repairFlags) error {
 	// What is damaged goes on record with it, and is a hole then.
 	scan, err := a.Verify(ctx, []store.Ref{ref}, nil)
 	if err != nil {
+		return interrupted(ctx, err)
+	}
+	if out.Snapshots, err = restoreSnapshots(ctx, a, ref, sources, e.log); err != nil {
 		return interrupted(ctx, err)
 	}
 	w, err := a.Writer(ref.Channel, ref.Session, ref.Take)
@@ -181,6 +188,27 @@ func (e *env) repair(ctx context.Context, name string, f repairFlags) error {
 		return faultf("%v: not everything can be restored: %v", ref, out.Faults[0])
 	}
 	return nil
+}
+
+// restoreSnapshots copies from archives what is missing of snapshots, or damaged.
+func restoreSnapshots(ctx context.Context, a *store.Archive, ref store.Ref, sources []repair.Source, log *slog.Logger) (out []repair.Restored, err error) {
+	for _, s := range sources {
+		from, ok := s.(*repair.Archive)
+		if !ok {
+			continue
+		}
+		done, err := from.Snapshots(ctx, a, ref, who())
+		out = append(out, done...)
+		var bad *store.SnapshotError
+		switch {
+		case err == nil:
+		case errors.As(err, &bad), errors.Is(err, store.ErrSnapshotExists), errors.Is(err, store.ErrSnapshotSeq), errors.Is(err, store.ErrNoSnapshot):
+			log.Warn("not every snapshot of the other archive could be copied", "session", ref, "err", err)
+		default:
+			return out, err
+		}
+	}
+	return out, nil
 }
 
 // rewrite writes anew what can be read of segments whose store is damaged.
@@ -262,6 +290,9 @@ func (e *env) printRepair(r repairReport) {
 	}
 	for _, f := range r.Faults {
 		fmt.Fprintf(e.stdout, "%v\n", f)
+	}
+	for _, x := range r.Snapshots {
+		fmt.Fprintf(e.stdout, "%s snapshot at %d restored from %s\n", r.Session, x.Seq, x.Source)
 	}
 	for _, f := range r.Filled {
 		fmt.Fprintf(e.stdout, "%s %d..%d filled from %s\n", r.Session, f.FirstSeq, f.LastSeq, f.Source)

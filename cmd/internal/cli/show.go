@@ -147,6 +147,15 @@ func (e *env) printDetail(d store.Detail) error {
 	if err != nil {
 		return err
 	}
+	if len(d.SnapshotList) > 0 {
+		err = section("snapshots", len(d.SnapshotList), []any{"SEQ", "BYTES", "STORED", "SHA-256", "FAULT"}, func(i int) []any {
+			x := d.SnapshotList[i]
+			return []any{x.Seq, humanize.Comma(int64(x.Bytes)), shortTime(x.Time), x.Sum, x.Fault}
+		})
+		if err != nil {
+			return err
+		}
+	}
 	err = section("lines", len(d.Lines), []any{"LINE", "PACKETS", "MESSAGES", "BYTES"}, func(i int) []any {
 		l := d.Lines[i]
 		return []any{l.Line, humanize.Comma(int64(l.Pieces)), humanize.Comma(int64(l.Messages)), humanize.IBytes(l.Bytes)}

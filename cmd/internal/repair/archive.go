@@ -15,6 +15,7 @@ import (
 // Archive is another archive's recording as a Source: its pieces as they are
 // there, with their times, boundaries, lines and flags.
 type Archive struct {
+	a    *store.Archive
 	v    *store.View
 	name string
 	log  *slog.Logger
@@ -48,7 +49,7 @@ func OpenArchive(a *store.Archive, ref store.Ref, log *slog.Logger) (*Archive, e
 	if err != nil {
 		return nil, err
 	}
-	return &Archive{v: v, name: a.Dir() + ":" + v.Ref().String(), log: log}, nil
+	return &Archive{a: a, v: v, name: a.Dir() + ":" + v.Ref().String(), log: log}, nil
 }
 
 // Shared copies to w what a crash kept from being copied to it: what is on
@@ -64,7 +65,7 @@ func Shared(ctx context.Context, w *store.Writer, a *store.Archive, log *slog.Lo
 	if err != nil {
 		return nil, err
 	}
-	from := &Archive{v: v, name: ref.String(), log: log}
+	from := &Archive{a: a, v: v, name: ref.String(), log: log}
 	r := &run{w: w, log: log}
 	holes := joined(w.Held().Holes)
 	var got gap.Set
