@@ -35,17 +35,21 @@ const (
 // The lead of a SystemWaiter: how long before its instant it stops sleeping.
 const (
 	minLead = 30 * time.Microsecond
-	maxLead = 2 * time.Millisecond
+	maxLead = time.Millisecond
 	// Above this a wait can be cut short by wake; below it is too short to
 	// matter.
 	interruptible = 20 * time.Millisecond
 	// Above this SpinAlways sleeps all the same.
 	longest = time.Minute
+	// Between two looks at the clock that long the thread was not running.
+	offCore = 200 * time.Microsecond
 )
 
 // SystemWaiter waits on the system's monotonic clock: it sleeps to a lead
 // before the instant, then spins (SpinAuto). The lead follows how late the
-// system's sleeps have been of late, so a quiet machine spins little. It must
+// system's sleeps have been of late, so a quiet machine spins little. Where
+// others want the core a thread that spins is the first to be taken off it, for
+// long, so then it only sleeps, for four times as long as it was off. It must
 // be used by one goroutine; where that is locked to its thread the thread's
 // timer slack is lowered.
 type SystemWaiter struct {
@@ -53,7 +57,8 @@ type SystemWaiter struct {
 	timer  *time.Timer
 	lead   time.Duration
 	spin   Spin
-	single bool // one processor: a spin must let others run
+	rest   moldcast.Instant // until then it does not spin
+	single bool             // one processor: a spin must let others run
 	tuned  bool
 }
 
@@ -93,42 +98,50 @@ func (w *SystemWaiter) Until(t moldcast.Instant, wake <-chan struct{}) {
 				w.timer.Stop()
 				return
 			}
-		case w.spin == SpinNever:
+		case w.spin == SpinNever, w.Now() < w.rest:
 			nap(left)
+			w.learn(time.Duration(w.Now() - t))
 		case left > w.lead:
 			aim := t - moldcast.Instant(w.lead)
 			nap(left - w.lead)
 			w.learn(time.Duration(w.Now() - aim))
 		default:
-			for w.Now() < t {
-				if w.single {
-					runtime.Gosched()
-				}
+			w.lead = max(w.lead-w.lead/256, minLead) // or it would stay where packets are closer than that
+			if w.burn(t, nil) {
+				return
 			}
-			return
 		}
 	}
 }
 
-// burn looks at the clock until t, or until wake has something.
-func (w *SystemWaiter) burn(t moldcast.Instant, wake <-chan struct{}) {
-	for w.Now() < t {
+// burn looks at the clock until t, or until wake has something; false says that
+// the thread was taken off its core meanwhile, and is to rest.
+func (w *SystemWaiter) burn(t moldcast.Instant, wake <-chan struct{}) bool {
+	for last := w.Now(); last < t; {
 		select {
 		case <-wake:
-			return
+			return true
 		default:
 			if w.single {
 				runtime.Gosched()
 			}
 		}
+		now := w.Now()
+		if off := now - last; off > moldcast.Instant(offCore) && w.spin == SpinAuto {
+			w.rest = now + 4*off
+			return now >= t
+		}
+		last = now
 	}
+	return true
 }
 
-// learn takes in that a sleep ended late by d: up at once, down slowly.
+// learn takes in that a sleep ended late by d: up at once, but not by one that
+// was much too late, against which no lead helps; down slowly.
 func (w *SystemWaiter) learn(d time.Duration) {
 	want := d + d/4
 	if want > w.lead {
-		w.lead = want
+		w.lead = min(want, w.lead+w.lead/2)
 	} else {
 		w.lead -= (w.lead - want) / 32
 	}

@@ -1,6 +1,7 @@
 package replay
 
 import (
+	"runtime"
 	"testing"
 	"time"
 
@@ -46,15 +47,25 @@ func TestSystemWaiterWakes(t *testing.T) {
 	}
 }
 
-// The lead rises at once with late sleeps and falls slowly with good ones.
+// The lead rises at once with late sleeps, by half at most, and falls slowly
+// with good ones.
 func TestLead(t *testing.T) {
 	w := NewWaiter(SpinAuto)
-	w.learn(time.Millisecond)
-	if w.lead < time.Millisecond {
-		t.Errorf("lead %v after a sleep that was 1 ms late", w.lead)
+	first := w.lead
+	w.learn(first)
+	if w.lead != first+first/4 {
+		t.Errorf("lead %v after a sleep that was %v late", w.lead, first)
 	}
-	w.learn(0)
-	if w.lead < time.Millisecond {
+	if w.learn(time.Second); w.lead > 2*first {
+		t.Errorf("lead %v after one sleep that was a second late", w.lead)
+	}
+	for range 20 {
+		w.learn(2 * time.Millisecond)
+	}
+	if w.lead != maxLead {
+		t.Errorf("lead %v, want the bound", w.lead)
+	}
+	if w.learn(0); w.lead < maxLead/2 {
 		t.Errorf("lead %v after one good sleep", w.lead)
 	}
 	for range 200 {
@@ -63,14 +74,54 @@ func TestLead(t *testing.T) {
 	if w.lead > 100*time.Microsecond {
 		t.Errorf("lead %v after many good sleeps", w.lead)
 	}
-	w.learn(time.Second)
-	if w.lead != maxLead {
-		t.Errorf("lead %v, want the bound", w.lead)
-	}
 	for range 1000 {
 		w.learn(-time.Second) // a signal cut the sleep short
 	}
 	if w.lead != minLead {
 		t.Errorf("lead %v, want the least", w.lead)
+	}
+}
+
+// Where packets are closer than the lead there is no sleep to learn from: the
+// lead falls all the same, until it sleeps again.
+func TestLeadDoesNotStick(t *testing.T) {
+	w := NewWaiter(SpinAuto)
+	w.lead = maxLead
+	for i := 0; w.lead > 100*time.Microsecond; i++ {
+		if i > 10_000 {
+			t.Fatalf("lead %v", w.lead)
+		}
+		w.rest = 0 // as on a machine that is quiet
+		w.Until(w.Now()+moldcast.Instant(5*time.Microsecond), nil)
+	}
+}
+
+// A thread that lost its core while it was spinning only sleeps for a while.
+func TestRest(t *testing.T) {
+	w := NewWaiter(SpinAuto)
+	w.origin = time.Now().Add(-time.Hour)
+	stopped := 0
+	for deadline := time.Now().Add(20 * time.Second); w.rest == 0 && time.Now().Before(deadline); stopped++ {
+		w.single = true // Gosched: lets the other goroutine have the core
+		done := make(chan struct{})
+		go func() {
+			for end := time.Now().Add(time.Millisecond); time.Now().Before(end); {
+			}
+			close(done)
+		}()
+		old := runtime.GOMAXPROCS(1)
+		w.burn(w.Now()+moldcast.Instant(5*time.Millisecond), nil)
+		<-done
+		runtime.GOMAXPROCS(old)
+	}
+	if w.rest == 0 {
+		t.Fatal("it never noticed that it was not running")
+	}
+	w.rest = w.Now() + moldcast.Instant(time.Hour)
+	w.lead = maxLead
+	before := w.lead
+	at := w.Now() + moldcast.Instant(100*time.Microsecond)
+	if w.Until(at, nil); w.Now() < at || w.lead == before-before/256 {
+		t.Error("it spun while it was to rest")
 	}
 }

@@ -2,12 +2,12 @@
 # Measures moldtape beside its peers, in turn, and prints for each goal the
 # figure, the peer's, their ratio, and whether the goal is reached.
 #
-#   run.sh [--quick] [--runs N] [--only rx|tape] [-- flags of tape compare]
+#   run.sh [--quick] [--runs N] [--only rx|tape|tx] [-- flags of tape or tx compare]
 #
 # All in a network namespace of its own: on lo, and on a veth pair of which one
 # end sends and the other receives. Needs root, or unprivileged namespaces; two
 # cores; Go. What peers are missing it says, and goes on without them. About
-# seven minutes; --quick two. $TMPDIR is where captures are written: 2 GB.
+# eleven minutes; --quick four. $TMPDIR is where captures are written: 2 GB.
 set -eu
 cd "$(dirname "$0")"
 quick= runs= only=
@@ -25,7 +25,7 @@ done
 
 tmp=$(mktemp -d)
 trap 'rm -rf "$tmp"' EXIT
-go build -o "$tmp" ./rx ./tape
+go build -o "$tmp" ./rx ./tape ./tx
 (cd ../../../.. && go build -o "$tmp/moldtape" ./cmd/moldtape)
 c=
 if command -v cc >/dev/null; then
@@ -54,7 +54,10 @@ inside() {
 		exec "$@"' sh "$@"
 }
 
+wanted() { [ -z "$only" ] || [ "$only" = "$1" ]; }
 # shellcheck disable=SC2086
-[ "$only" = tape ] || inside "$tmp/rx" compare "$runs" $c
+! wanted rx || inside "$tmp/rx" compare "$runs" $c
 # shellcheck disable=SC2086
-[ "$only" = rx ] || inside "$tmp/tape" compare -moldtape "$tmp/moldtape" -runs "$runs" $quick "$@"
+! wanted tape || inside "$tmp/tape" compare -moldtape "$tmp/moldtape" -runs "$runs" $quick "$@"
+# shellcheck disable=SC2086
+! wanted tx || inside "$tmp/tx" compare -moldtape "$tmp/moldtape" -runs "$runs" $quick "$@"
