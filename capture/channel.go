@@ -47,6 +47,7 @@ type Channel struct {
 	ended    chan struct{} // the engine takes no more
 	cold     *cold
 	recovery recovery
+	acks     *acker // nil: nothing is acknowledged
 
 	stopped chan struct{} // final is here
 	final   Status
@@ -89,6 +90,7 @@ type session struct {
 	peers    []peer         // for recovery streams, as in Config.Recovery
 	turn     int            // whose turn it is
 	reads    sync.WaitGroup // comparisons and copies that read it
+	acked    *acked
 }
 
 // Lines are the addresses that the lines are received on, in their order.
@@ -109,6 +111,9 @@ func (c *Channel) Lines() []string {
 func (c *Channel) Run(ctx context.Context) (Status, error) {
 	c.cold.start(c)
 	c.startRecovery()
+	if c.acks != nil {
+		go c.acks.run()
+	}
 	err := c.engine(ctx)
 	c.finishCopies()
 	close(c.ended)
@@ -127,6 +132,7 @@ func (c *Channel) Run(ctx context.Context) (Status, error) {
 	}
 	c.cold.stop()
 	c.closing.Wait()
+	c.acks.finish()
 	err = errors.Join(err, c.mu.failed)
 	st := c.status()
 	st.State, st.Since, st.Reasons = StateStopped, nil, []Degradation{}
@@ -176,6 +182,7 @@ func (c *Channel) readOut() {
 // Close releases the sockets of a Channel that is not, or no longer, run.
 func (c *Channel) Close() {
 	c.closeSockets()
+	c.acks.shut()
 	for _, t := range c.lines {
 		t.rx.Ring().Discard()
 	}
@@ -433,7 +440,9 @@ func (c *Channel) release(s *arbiter.Session) {
 	st := sessionStatus(s, x)
 	c.closing.Go(func() {
 		x.reads.Wait()
+		x.acked.noReads()
 		err := x.sink.Close()
+		c.acks.closed(x.acked)
 		if err != nil {
 			err = fmt.Errorf("channel %s, session %v: %w", c.cfg.Channel, st.Session, err)
 			c.cfg.Log.Error("session not closed well", "err", err)
@@ -478,7 +487,7 @@ func (o output) Open(s *arbiter.Session) (moldcast.Held, error) {
 		return moldcast.Held{}, err
 	}
 	c.openTrouble = Trouble{}
-	x := &session{sink: sink, began: c.clock.Wall()}
+	x := &session{sink: sink, began: c.clock.Wall(), acked: c.acks.open(s.Name(), sink)}
 	s.Ref = x
 	held := sink.Held()
 	c.cfg.Log.Info("session", "channel", c.cfg.Channel, "session", s.Name(), "take", sink.Take(), "held", moldcast.Range{First: held.First, Next: held.Head}.String(), "holes", len(held.Holes))

@@ -161,6 +161,15 @@ func (x *memSession) Read(dst []byte, first moldcast.Seq, count, size int) ([]by
 	return dst, n, nil
 }
 
+func (x *memSession) Durable() moldcast.Range {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	if x.set.Len() == 0 {
+		return moldcast.Range{}
+	}
+	return x.set.Ranges()[0]
+}
+
 func (x *memSession) Watermarks() (next, durable, head moldcast.Seq) {
 	b := x.set.Bounds()
 	part, held := x.set.Cut(moldcast.Range{First: b.First, Next: b.Next + 1})

@@ -73,6 +73,8 @@ type Config struct {
 
 	Start arbiter.Start // where a session that is not held yet begins
 
+	Acks AckConfig // once Acknowledge was called
+
 	UntilEnd   bool          // end when every session has ended, by more than one packet's word; not while the archive fails
 	EndTimeout time.Duration // end with ErrEndTimeout after so long without a packet; 0: never
 

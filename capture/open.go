@@ -79,6 +79,11 @@ func Open(cfgs []Config, sink Sink) (channels []*Channel, err error) {
 		if err := c.openAsks(); err != nil {
 			return channels, err
 		}
+		if len(c.cfg.Acks.To) > 0 {
+			if c.acks, err = newAcker(&c.cfg); err != nil {
+				return channels, err
+			}
+		}
 	}
 	return channels, nil
 }

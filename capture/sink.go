@@ -11,8 +11,8 @@ type Sink interface {
 	Open(channel string, s moldcast.Session, take int, groups []string) (SessionSink, error)
 }
 
-// SessionSink stores one take of a session. All methods but Compare, Read and
-// Close are called on the engine's goroutine and must not block.
+// SessionSink stores one take of a session. All methods but Durable, Compare,
+// Read and Close are called on the engine's goroutine and must not block.
 type SessionSink interface {
 	// Take is which recording of the session name it is, from 1.
 	Take() int
@@ -55,6 +55,10 @@ type SessionSink interface {
 	// Watermarks: no hole below next; the same and synced, durable; one past
 	// the highest stored, head.
 	Watermarks() (next, durable, head moldcast.Seq)
+	// Durable is what is held without a hole from the first message held on, and
+	// synced; empty where the first is not. It is called on another goroutine,
+	// also after Close.
+	Durable() moldcast.Range
 	// Compare compares m with what is stored from first on; what is not stored
 	// agrees with anything. differs says that at is the first with other bytes.
 	// It may read the disk, and is called on another goroutine.
@@ -70,6 +74,6 @@ type SessionSink interface {
 	// often, and for each Status.
 	Trouble() Trouble
 	// Close makes everything durable and ends the writing. It may take long,
-	// and is called on another goroutine, as the last method.
+	// and is called on another goroutine, as the last method but Durable.
 	Close() error
 }

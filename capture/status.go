@@ -32,6 +32,7 @@ type Status struct {
 	Recovering       []Recovering    `json:"recovering"` // ranges that recovery streams bring
 	arbiter.Counters                 // behind the lines': who looks for the last of a name finds the channel's
 	Storage          Storage         `json:"storage"`
+	Acks             *AckStatus      `json:"acks,omitempty"` // where any are sent
 	Sessions         []SessionStatus `json:"sessions"`
 
 	// Measured is what Lines, Wait and Repair are made of.
@@ -180,6 +181,7 @@ func (c *Channel) status() Status {
 	}
 	st.WrongSession += c.foreign
 	st.Storage = c.storage()
+	st.Acks = c.acks.status()
 	for _, s := range c.arb.Sessions() {
 		if x, ok := s.Ref.(*session); ok {
 			ss := sessionStatus(s, x)

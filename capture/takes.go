@@ -138,7 +138,7 @@ func (o output) Fork(was, next *arbiter.Session, f arbiter.Fork) error {
 		}
 		return err
 	}
-	next.Ref = &session{sink: sink, began: o.c.clock.Wall()}
+	next.Ref = &session{sink: sink, began: o.c.clock.Wall(), acked: c.acks.open(next.Name(), sink)}
 	if len(f.Shared) > 0 { // before anything is stored: a crash may come at any time
 		if err := sink.Share(x.sink.Take(), f.Shared); err != nil {
 			c.cfg.Log.Error("what the take has in common with the one before is not on record: after a crash it may stay a gap",

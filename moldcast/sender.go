@@ -4,6 +4,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 )
 
@@ -280,6 +281,21 @@ func (s *Sender) appendPacket(dst []byte, first, limit Seq, count int) ([]byte, 
 		dst = append(dst, s.arena[at:at+length]...)
 	}
 	return dst, n
+}
+
+// message is the data of message q, where it was sent and is still in the
+// ring. It may be a copy.
+func (s *Sender) message(q Seq) (data []byte, ok bool) {
+	if q < s.low || q >= s.sent {
+		return nil, false
+	}
+	from, to := s.starts[uint64(q)&s.mask]+LengthSize, s.stop(q)
+	size := uint64(len(s.arena))
+	if at := from & (size - 1); at+to-from <= size {
+		return s.arena[at : at+to-from], true
+	} else {
+		return append(slices.Clip(s.arena[at:]), s.arena[:at+to-from-size]...), true
+	}
 }
 
 // Next appends the next packet of messages that is ready to be sent, at most

@@ -6,6 +6,7 @@
 //
 //	ARCHIVE/
 //	  moldtape.json                    {"format":1, "node":…, "made":…}
+//	  node.json                        {"format":1, "id":…, "starts":…}: who the archive is to others, once a capture acknowledged (Identify)
 //	  audit.log                        removals and holds, a JSON object a line
 //	  reserve                          room allocated for the last writes on a full disk
 //	  CHANNEL/SESSION@TAKE/            the session in its printed form
@@ -20,7 +21,7 @@
 //	    000001.seg.gone/               a pruned segment until it is unlinked
 //	    hold.json                      nothing of the session may be removed
 //
-// moldtape.json, session.json, hold.json, seal.json and those under damaged
+// moldtape.json, node.json, session.json, hold.json, seal.json and those under damaged
 // are written beside their place, synced and renamed. All but the seal begin
 // with a member sum, SHA-256 of what comes after it: what does not match it is
 // not believed; moldtape.json and session.json are made again by Mend, or by

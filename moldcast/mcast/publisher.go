@@ -38,6 +38,14 @@ type PublisherConfig struct {
 	// is not caught up. Otherwise packets are filled.
 	Live bool
 
+	// Quorum is told the acknowledgements that Acks receives; both or neither.
+	// Run owns it. With Gate End of Session is sent only once the quorum holds
+	// all that was published: until then heartbeats go on, and requests are
+	// answered.
+	Quorum *moldcast.Quorum
+	Acks   Socket
+	Gate   bool
+
 	Linger time.Duration // how long End of Session is repeated, and requests are answered, after the last message
 	Clock  Clock         // nil: a new SystemClock
 	Log    *slog.Logger  // nil: silent
@@ -48,6 +56,7 @@ type Publisher struct {
 	cfg    PublisherConfig
 	sender *moldcast.Sender
 	sent   atomic.Uint64
+	quorum atomic.Pointer[QuorumStatus]
 	stats  PublisherStats
 }
 
@@ -78,6 +87,9 @@ func NewPublisher(c PublisherConfig) (*Publisher, error) {
 	if !(c.Rate == 0 || c.Rate >= 1e-3 && c.Rate <= 1e9) {
 		return nil, fmt.Errorf("rate %v: want 0, or 0.001..1e9 messages a second", c.Rate)
 	}
+	if (c.Quorum == nil) != (c.Acks == nil) || c.Gate && c.Quorum == nil {
+		return nil, errors.New("a publisher's quorum needs a socket for acknowledgements, its gate a quorum")
+	}
 	if c.Linger < 0 {
 		return nil, fmt.Errorf("linger %v: want none below 0", c.Linger)
 	}
@@ -105,13 +117,17 @@ func (p *Publisher) Stats() PublisherStats { return p.stats }
 // Run publishes all messages of src, ends the session and lingers. When ctx
 // ends it sends what it has taken from src and an End of Session, and returns
 // nil at once. An error is that of src (after an End of Session, since what
-// was published stands) or of a closed socket.
+// was published stands) or of a closed socket, or wraps ErrGate.
 func (p *Publisher) Run(ctx context.Context, src Source) error {
 	r := &publishing{Publisher: p, ctx: ctx, wake: NewWake()}
 	r.emitFn = r.emit
 	if p.cfg.Requests != nil {
 		r.rx = StartRX(p.cfg.Requests, NewRing(4096, 64), r.wake, p.cfg.Log)
 		defer r.rx.Close()
+	}
+	if p.cfg.Acks != nil {
+		r.acks = StartRX(p.cfg.Acks, NewRing(4096, 128), r.wake, p.cfg.Log)
+		defer r.acks.Close()
 	}
 	defer p.cfg.Out.Close()
 	if p.cfg.Live {
@@ -127,6 +143,9 @@ func (p *Publisher) Run(ctx context.Context, src Source) error {
 	}
 	p.stats.Publishing = time.Duration(r.endedAt - began)
 	p.stats.SenderStats = p.sender.Stats()
+	if r.acks != nil {
+		r.quorumStatus(p.cfg.Clock.Now())
+	}
 	if p.cfg.Impair != nil {
 		p.stats.Impair = p.cfg.Impair.Counters()
 	}
@@ -145,6 +164,7 @@ type publishing struct {
 	ctx  context.Context
 	wake *Wake
 	rx   *RX
+	acks *RX
 
 	src    Source            // read here
 	feed   *feeder           // or by a goroutine
@@ -163,6 +183,12 @@ type publishing struct {
 	answers []Datagram
 	emitFn  func([]byte)
 	alarm   moldcast.Instant // when a refusal may be logged again
+
+	waiting             bool             // for the quorum
+	nextStatus          moldcast.Instant // of it
+	lowAlarm, gateAlarm moldcast.Instant // when each may be logged again
+	gatePause           moldcast.Instant // between two of the second
+	early               bool             // an early end of the source was logged
 }
 
 func (r *publishing) run() error {
@@ -177,6 +203,9 @@ func (r *publishing) run() error {
 		if err := r.answer(); err != nil {
 			return err
 		}
+		if err := r.acknowledged(now); err != nil {
+			return err
+		}
 		wait := gap.Never
 		if r.srcErr == nil {
 			var err error
@@ -185,12 +214,16 @@ func (r *publishing) run() error {
 			}
 		}
 		if r.srcErr != nil && lingerTo == gap.Never {
-			if !errors.Is(r.srcErr, io.EOF) {
+			if !errors.Is(r.srcErr, io.EOF) && !r.early {
+				r.early = true
 				r.cfg.Log.Warn("messages ended early, ending the session", "err", r.srcErr)
 			}
-			r.sender.Finish()
+			r.sender.Flush()
 			if err := r.sendReady(now); err != nil {
 				return err
+			}
+			if !r.gated(now) {
+				r.sender.Finish()
 			}
 		}
 		if wait > now {
@@ -208,6 +241,9 @@ func (r *publishing) run() error {
 		r.sent.Store(uint64(r.sender.Sent()))
 		if now >= lingerTo {
 			return r.sourceError()
+		}
+		if r.acks != nil {
+			wait = min(wait, r.nextStatus)
 		}
 		if wait = min(wait, lingerTo, r.sender.Deadline()); r.ctx.Err() != nil || !r.sleep(timer, wait) {
 			return r.stop(timer)
@@ -235,6 +271,9 @@ func (r *publishing) sleep(timer *time.Timer, at moldcast.Instant) bool {
 	if r.rx != nil && !r.rx.Ring().Empty() {
 		return true
 	}
+	if r.acks != nil && !r.acks.Ring().Empty() {
+		return true
+	}
 	if r.feed != nil && r.srcErr == nil && !r.nextIs && r.fed.Len() == 0 && r.feed.ready() {
 		return true
 	}
@@ -257,11 +296,16 @@ func (r *publishing) stop(timer *time.Timer) error {
 	if r.srcErr == nil {
 		r.srcErr = io.EOF
 	}
-	r.sender.Finish()
 	now := r.cfg.Clock.Now()
+	r.sender.Flush()
 	if err := r.sendReady(now); err != nil {
 		return err
 	}
+	if r.gated(now) {
+		r.sent.Store(uint64(r.sender.Sent()))
+		return errors.Join(ErrGate, r.sourceError())
+	}
+	r.sender.Finish()
 	if err := r.poll(now); err != nil {
 		return err
 	}

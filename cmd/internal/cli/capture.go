@@ -176,6 +176,9 @@ func (e *env) capture(c *cobra.Command, f *captureFlags) error {
 	if r, asked := node.Retention(); asked {
 		n.background(func(ctx context.Context) error { e.retain(ctx, archive, r, node.RetainEvery); return nil }, "retention")
 	}
+	if node.Acknowledges() {
+		n.acknowledge(archive)
+	}
 	if err := e.printJSON(ready); err != nil {
 		return err
 	}

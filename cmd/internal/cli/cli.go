@@ -302,6 +302,7 @@ type ready struct {
 	Retransmit string         `json:"retransmit,omitempty"`
 	Recovery   string         `json:"recovery,omitempty"`
 	HTTP       string         `json:"http,omitempty"`
+	Ack        string         `json:"ack,omitempty"` // of publish
 }
 
 type readyChannel struct {

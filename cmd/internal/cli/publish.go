@@ -37,6 +37,7 @@ type publishFlags struct {
 	dropEvery         int
 	loss              float64
 	multicast         multicastFlags
+	quorum            quorumFlags
 }
 
 // multicastFlags are those of every command that joins or sends by multicast.
@@ -106,7 +107,11 @@ func newPublishCmd(e *env) *cobra.Command {
 up, and answer requests for those that are still in the ring.
 
 The input is BinaryFILE (u16 length + payload), also compressed with gzip or
-zstd; "-" is stdin. Ends with End of Session, also when it is stopped.`,
+zstd; "-" is stdin. Ends with End of Session, also when it is stopped.
+
+With --quorum K it knows how much K archives hold durably, from what captures
+acknowledge (capture --ack); with --gate the session ends only when that is all
+of it: stopped before, it ends without End of Session, exit 1.`,
 		Example: `  moldtape publish --group 239.255.0.1:26400 --session DEMO --generate 100000 \
       --rate 20000 --retransmit-listen 127.0.0.1:26401 --interface lo`,
 		Args: noArgs,
@@ -128,6 +133,8 @@ zstd; "-" is stdin. Ends with End of Session, also when it is stopped.`,
 	fl.IntVar(&f.dropEvery, "drop-every", 0, "for tests: do not send every `N`-th packet of messages, but keep it in the ring")
 	fl.Var(probabilityValue{&f.loss}, "loss", "for tests: do not send a packet of messages with probability `P`, but keep it in the ring")
 	f.multicast.add(c, true)
+	f.quorum.add(c)
+	e.addJSON(c, "print a summary as JSON on stdout")
 	return c
 }
 
@@ -206,11 +213,20 @@ func (e *env) publishSockets(f *publishFlags, group netip.AddrPort, cfg *mcast.P
 		}
 		cfg.Requests = s
 	}
+	closeAll := func() {
+		for _, s := range []mcast.Socket{cfg.Requests, cfg.Acks} {
+			if s != nil {
+				s.Close()
+			}
+		}
+	}
+	if err := f.quorum.config(e, cfg.Sender, cfg); err != nil {
+		closeAll()
+		return err
+	}
 	out, err := mcast.Dial(f.multicast.sendTo(e, group))
 	if err != nil {
-		if cfg.Requests != nil {
-			cfg.Requests.Close()
-		}
+		closeAll()
 		return socketError("--group", err)
 	}
 	cfg.Out = out
@@ -218,13 +234,26 @@ func (e *env) publishSockets(f *publishFlags, group netip.AddrPort, cfg *mcast.P
 }
 
 func (e *env) runPublisher(ctx context.Context, p *mcast.Publisher, src mcast.Source, cfg mcast.PublisherConfig) error {
+	up := ready{Event: "ready"}
 	if cfg.Requests != nil {
 		raiseProcs(1)
-		if err := e.printJSON(ready{Event: "ready", Retransmit: cfg.Requests.LocalAddr().String()}); err != nil {
+		up.Retransmit = cfg.Requests.LocalAddr().String()
+	}
+	if cfg.Acks != nil {
+		raiseProcs(1)
+		up.Ack = cfg.Acks.LocalAddr().String()
+	}
+	if up.Retransmit != "" || up.Ack != "" {
+		if err := e.printJSON(up); err != nil {
 			return err
 		}
 	}
+	stopProgress := func() {}
+	if cfg.Acks != nil {
+		stopProgress = e.quorumProgress(p)
+	}
 	err := p.Run(ctx, src)
+	stopProgress()
 	st := p.Stats()
 	attrs := []any{"session", cfg.Sender.Session, "messages", st.Messages, "packets", st.Packets, "seconds", st.Publishing.Seconds(), "requests", st.Requests, "answered", st.Answered}
 	if cfg.Impair != nil {
@@ -233,7 +262,15 @@ func (e *env) runPublisher(ctx context.Context, p *mcast.Publisher, src mcast.So
 	if st.Dropped > 0 {
 		attrs = append(attrs, "refused_by_system", st.Dropped)
 	}
+	if q := p.Quorum(); q.K > 0 {
+		attrs = append(attrs, "quorum", q.K, "quorum_seq", q.Seq, "lag_messages", q.Sent-q.Seq, "archives", len(q.Archives))
+	}
 	e.log.Info("published", attrs...)
+	if e.json {
+		if perr := e.printJSON(newPublishSummary(cfg.Sender.Session, p, cfg.Acks)); err == nil {
+			err = perr
+		}
+	}
 	return err
 }
 

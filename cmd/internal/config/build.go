@@ -84,6 +84,10 @@ func (n *Node) Capture() ([]capture.Config, []Problem) {
 	out := make([]capture.Config, 0, len(n.Channels))
 	clock, requests := mcast.NewClock(), gap.NewBudget(n.NakRateTotal, nil)
 	rx, _ := mcast.ParseBackend(n.RX)
+	key, err := ReadAckKey(n.AckKey)
+	if err != nil {
+		ps.add("ack_key", " %v", err)
+	}
 	for i := range n.Channels {
 		c := &n.Channels[i]
 		cfg := capture.Config{
@@ -97,6 +101,7 @@ func (n *Node) Capture() ([]capture.Config, []Problem) {
 			Recovery:  c.Recovery, RecoveryThreshold: uint64(c.Threshold), RecoveryBytes: n.QueueBytes / 4,
 			Feed: c.Feed(), HeartbeatInterval: c.HeartbeatInterval,
 		}
+		cfg.Acks = n.acks(c, i, key, &ps)
 		if c.ReorderWait == 0 {
 			cfg.ReorderWait = -1 // an explicit 0 is "do not wait"
 		}

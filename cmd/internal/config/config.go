@@ -36,6 +36,7 @@ type Node struct {
 	Streams          Streams
 	HTTP             string
 	Pprof            bool
+	AckKey           string // a file
 
 	NakRateTotal int    // requests a second, of all channels
 	RX           string // auto, udp or ring
@@ -64,8 +65,9 @@ type Channel struct {
 	Threshold        int      // of recovery
 	RecoveryLogin    string   // file of the user and password of the logins there
 	RecoveryTLS      bool
-	RecoveryTLSCA    string // file of who vouches for the peers
-	RetransmitListen string // of this channel alone, as the next; only in a file
+	RecoveryTLSCA    string   // file of who vouches for the peers
+	Ack              []string // publishers that what is durable is acknowledged to, HOST:PORT
+	RetransmitListen string   // of this channel alone, as the next; only in a file
 	RecoveryListen   string
 
 	SequenceCovers    string
@@ -141,6 +143,7 @@ func (n *Node) Fields() []Field {
 		{"rate_total", "rate-total", "requests a second answered in all, 0 for no limit", Rate{&n.RateTotal}},
 		{"http", "http", "serve /status, /metrics, /healthz and /readyz on this TCP `HOST:PORT`, to whoever reaches it: there is no authentication", text{&n.HTTP}},
 		{"pprof", "pprof", "serve /debug/pprof/ there too", boolean{&n.Pprof}},
+		{"ack_key", "ack-key", "make acknowledgements with the key in `FILE` (16 to 4096 bytes), as publish --ack-key", text{&n.AckKey}},
 		{"nak_rate_total", "nak-rate-total", "most requests a second of all channels together, `N` (default the highest --nak-rate of one)", Optional{integer{&n.NakRateTotal}, func() bool { return n.NakRateTotal < 0 }}},
 		{"rx", "rx", RXUsage, text{&n.RX}},
 		{"rx_ring", "rx-ring", RXRingUsage, Size{&n.RXRing}},
@@ -168,6 +171,7 @@ func (c *Channel) Fields() []Field {
 		{"recovery_login", "recovery-login", "log in to --recovery as `FILE` says, in one line USER:PASSWORD", text{&c.RecoveryLogin}},
 		{"recovery_tls", "recovery-tls", "--recovery by TLS", boolean{&c.RecoveryTLS}},
 		{"recovery_tls_ca", "recovery-tls-ca", "the same, with peers that a certificate of this PEM `FILE` vouches for, instead of the system's", text{&c.RecoveryTLSCA}},
+		{"ack", "ack", "acknowledge what is durable to the publisher at `HOST:PORT`, its --ack-listen (repeat for more)", texts{&c.Ack}},
 		{"retransmit_listen", "", "", text{&c.RetransmitListen}},
 		{"recovery_listen", "", "", text{&c.RecoveryListen}},
 		{"sequence_covers", "sequence-covers", "`channel|line`: the lines are copies of one stream, or each has numbers of its own and is recorded as CHANNEL.A, CHANNEL.B …", text{&c.SequenceCovers}},

@@ -130,6 +130,9 @@ func (n *Node) Validate() []Problem {
 	if n.Pprof && n.HTTP == "" {
 		ps.add("pprof", " goes with {http}")
 	}
+	if n.AckKey != "" && !n.Acknowledges() {
+		ps.add("ack_key", " goes with {ack}")
+	}
 	switch n.LogLevel {
 	case "", "debug", "info", "warn", "error":
 	default:
@@ -256,6 +259,11 @@ func (c *Channel) validate(at string, ps *problems) {
 	}
 	if len(c.Recovery) == 0 && (c.RecoveryLogin != "" || c.RecoveryTLS || c.RecoveryTLSCA != "") {
 		ps.add(at+".recovery", " is missing: {recovery_login}, {recovery_tls} and {recovery_tls_ca} are of the peers that it names")
+	}
+	for i, s := range c.Ack {
+		if err := checkAck(s); err != nil {
+			ps.add(fmt.Sprintf("%s.ack[%d]", at, i), " %v", err)
+		}
 	}
 	if c.Threshold < 1 {
 		ps.add(at+".recovery_threshold", " %d: want at least 1 message", c.Threshold)

@@ -1,0 +1,194 @@
+package main
+
+import (
+	"encoding/json"
+	"fmt"
+	"net"
+	"os"
+	"path/filepath"
+	"syscall"
+	"testing"
+)
+
+// quorumRig is archives that acknowledge to publishers on one address.
+type quorumRig struct {
+	t                    *testing.T
+	dir                  string
+	group, requests, ack string
+	n                    int // messages of a session
+	nodes                map[string]*proc
+	http                 map[string]string
+}
+
+func newQuorumRig(t *testing.T, n int) *quorumRig {
+	r := &quorumRig{t: t, dir: t.TempDir(), n: n, nodes: map[string]*proc{}, http: map[string]string{}}
+	free := func() (addr string, port int) {
+		c, err := net.ListenUDP("udp4", &net.UDPAddr{IP: net.IPv4(127, 0, 0, 1)})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer c.Close()
+		return c.LocalAddr().String(), c.LocalAddr().(*net.UDPAddr).Port
+	}
+	r.requests, _ = free()
+	r.ack, _ = free()
+	_, port := free()
+	r.group = fmt.Sprintf("239.255.78.1:%d", port)
+	return r
+}
+
+// capture starts a node into archive name.
+func (r *quorumRig) capture(name string, args ...string) {
+	p := moldtape(r.t, r.dir, append([]string{"capture", "--archive", name, "--interface", "lo", "--line", r.group, "--rerequest", r.requests,
+		"--ack", r.ack, "--http", "127.0.0.1:0", "--start", "beginning", "--nak-budget", "60s"}, args...)...)
+	r.nodes[name], r.http[name] = p, p.event("ready")["http"].(string)
+}
+
+// kill is kill -9. The result is up to where the archive held everything.
+func (r *quorumRig) kill(name, session string) int {
+	r.t.Helper()
+	r.nodes[name].signal(syscall.SIGKILL)
+	r.nodes[name].exit(-1)
+	var list []map[string]any
+	if err := json.Unmarshal([]byte(run(r.t, r.dir, 0, "sessions", "--archive", name, "--json")), &list); err != nil {
+		r.t.Fatal(err)
+	}
+	for _, s := range list {
+		if s["session"] == session {
+			return num(r.t, s, "next_seq")
+		}
+	}
+	r.t.Fatalf("archive %s has no %s: %v", name, session, list)
+	return 0
+}
+
+// reach waits until a node holds a session durably up to seq, exclusive.
+func (r *quorumRig) reach(name, session string, seq int) (s map[string]any) {
+	r.t.Helper()
+	waitStatus(r.t, r.http[name], func(c map[string]any) bool {
+		for _, x := range c["sessions"].([]any) {
+			if s = x.(map[string]any); s["session"] == session && num(r.t, s, "durable_seq") >= seq {
+				return true
+			}
+		}
+		return false
+	})
+	return s
+}
+
+func (r *quorumRig) publish(session string, args ...string) *proc {
+	p := moldtape(r.t, r.dir, append([]string{"publish", "--json", "--group", r.group, "--interface", "lo", "--session", session, "--generate", fmt.Sprint(r.n),
+		"--rate", "4000", "--retransmit-listen", r.requests, "--ack-listen", r.ack, "--gate", "--heartbeat", "100ms", "--linger", "0s"}, args...)...)
+	if got := p.event("ready")["ack"]; got != r.ack {
+		r.t.Fatalf("acknowledgements at %v, want %v", got, r.ack)
+	}
+	return p
+}
+
+type published struct {
+	Ended  bool
+	Quorum struct {
+		Seq      int `json:"quorum_seq"`
+		Lag      int
+		Archives []struct {
+			State   string
+			Silent  bool
+			Durable int `json:"durable_seq"`
+		}
+	}
+}
+
+func (r *quorumRig) summary(p *proc, code int) (s published) {
+	r.t.Helper()
+	line := <-p.lines
+	p.exit(code)
+	if err := json.Unmarshal([]byte(line), &s); err != nil {
+		r.t.Fatalf("%q: %v", line, err)
+	}
+	return s
+}
+
+// Of three archives one is killed: the quorum of two goes on. A second one is
+// killed: it stops where that one was, and End of Session waits. Stopped then,
+// the publisher sends none. An archive that is started again lets it go on.
+func TestQuorumOfArchives(t *testing.T) {
+	const n = 12_000
+	r := newQuorumRig(t, n)
+	for _, name := range []string{"a1", "a2", "a3"} {
+		r.capture(name)
+	}
+	p := r.publish("Q1", "--quorum", "2")
+	r.reach("a1", "Q1", 2000)
+	first := r.kill("a1", "Q1")
+	r.reach("a2", "Q1", first+4000) // a second of messages, so that this was acknowledged too
+	second := r.kill("a2", "Q1")
+	r.reach("a3", "Q1", n+1)
+	p.signal(syscall.SIGTERM)
+	s := r.summary(p, 1)
+	if s.Ended || len(s.Quorum.Archives) != 3 || s.Quorum.Lag != n+1-s.Quorum.Seq {
+		t.Errorf("summary %+v", s)
+	}
+	if s.Quorum.Seq <= first || s.Quorum.Seq > second {
+		t.Errorf("quorum at %d, archives at %d and %d", s.Quorum.Seq, first, second)
+	}
+	told := 0
+	for _, a := range s.Quorum.Archives {
+		if a.State != "whole" {
+			t.Errorf("archive %+v", a)
+		}
+		if a.Durable <= n {
+			told = max(told, a.Durable)
+		}
+	}
+	if s.Quorum.Seq != told {
+		t.Errorf("quorum at %d, the second archive told %d", s.Quorum.Seq, told)
+	}
+	if x := r.reach("a3", "Q1", n+1); x["state"] != "live" {
+		t.Errorf("a3 heard an end: %v", x)
+	}
+
+	// The same with two of two, and the killed one comes back.
+	r.capture("a1")
+	p = r.publish("Q2", "--quorum", "2")
+	r.reach("a1", "Q2", 2000)
+	r.kill("a1", "Q2")
+	r.reach("a3", "Q2", n+1)
+	r.capture("a1")
+	s = r.summary(p, 0)
+	if !s.Ended || s.Quorum.Seq != n+1 || s.Quorum.Lag != 0 || len(s.Quorum.Archives) != 2 {
+		t.Errorf("summary %+v", s)
+	}
+	if at := r.kill("a1", "Q2"); at != n+1 {
+		t.Errorf("the quorum held everything, archive a1 up to %d", at)
+	}
+}
+
+// An archive that restarts with less is not counted for what it lost: neither
+// where its session is gone, nor where it is a new archive at the old place.
+func TestQuorumOfLostArchive(t *testing.T) {
+	const n = 6000
+	for what, lose := range map[string]string{"session": "a1/default", "archive": "a1"} {
+		t.Run(what, func(t *testing.T) {
+			r := newQuorumRig(t, n)
+			r.capture("a1")
+			r.capture("a2")
+			// What has left the ring, nobody has.
+			p := r.publish("LOST", "--quorum", "2", "--ring", "1000")
+			r.reach("a1", "LOST", 4000)
+			r.kill("a1", "LOST")
+			if err := os.RemoveAll(filepath.Join(r.dir, lose)); err != nil {
+				t.Fatal(err)
+			}
+			r.reach("a2", "LOST", n+1)
+			r.capture("a1", "--rerequest", "127.0.0.1:9") // so that what is lost stays so
+			waitStatus(t, r.http["a1"], func(c map[string]any) bool {
+				a, _ := c["acks"].(map[string]any)
+				return a != nil && num(t, a, "sent") > 0
+			})
+			p.signal(syscall.SIGTERM)
+			if s := r.summary(p, 1); s.Ended || s.Quorum.Seq != 1 || len(s.Quorum.Archives) != 2 {
+				t.Errorf("summary %+v", s)
+			}
+		})
+	}
+}

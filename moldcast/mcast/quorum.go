@@ -1,0 +1,102 @@
+package mcast
+
+import (
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/moldtape/moldtape/moldcast"
+)
+
+// ErrGate: a Publisher was stopped while PublisherConfig.Gate held its End of
+// Session, which was not sent.
+var ErrGate = errors.New("stopped before the quorum held everything; no End of Session was sent")
+
+// QuorumStatus is how far a Publisher's Quorum has come.
+type QuorumStatus struct {
+	K        int
+	Seq      moldcast.Seq // one past the last message that K archives hold durably, with all before it
+	Sent     moldcast.Seq // one past the last that was sent
+	Waiting  bool         // End of Session waits for the quorum
+	At       moldcast.Instant
+	Archives []moldcast.ArchiveView
+	Stats    moldcast.QuorumStats
+}
+
+const (
+	quorumEvery = moldcast.Instant(100 * time.Millisecond) // how often the status is made anew
+	lowEvery    = moldcast.Instant(5 * time.Second)        // how often it is said that archives hold less
+	gateFirst   = moldcast.Instant(5 * time.Second)        // when what the gate waits for is said again: twice as late each time,
+	gateLast    = moldcast.Instant(time.Minute)            // up to so often
+)
+
+// Quorum is at most 100 ms old while Run runs, and exact once it has returned;
+// it may be asked at any time. It is zero without a Quorum.
+func (p *Publisher) Quorum() QuorumStatus {
+	if st := p.quorum.Load(); st != nil {
+		return *st
+	}
+	return QuorumStatus{}
+}
+
+// acknowledged takes the acknowledgements that have come in.
+func (r *publishing) acknowledged(now moldcast.Instant) error {
+	if r.acks == nil {
+		return nil
+	}
+	if err := r.acks.Err(); err != nil {
+		return fmt.Errorf("receiving acknowledgements: %w", err)
+	}
+	for range BatchSize * 8 { // a storm must not stop the stream
+		d := r.acks.Ring().Pop()
+		if d == nil {
+			break
+		}
+		lowered := r.cfg.Quorum.Stats().Lowered
+		if v := r.cfg.Quorum.Offer(now, d.Src.Addr(), d.Data, r.sender); v != moldcast.AckTaken {
+			r.cfg.Log.Debug("acknowledgement not taken", "from", d.Src, "why", v)
+		} else if r.cfg.Quorum.Stats().Lowered != lowered && now >= r.lowAlarm {
+			r.lowAlarm = now + lowEvery
+			r.cfg.Log.Warn("an archive holds less than it did; it counts for no more", "from", d.Src, "quorum_seq", r.cfg.Quorum.Seq(r.sender.Sent()))
+		}
+	}
+	if now >= r.nextStatus {
+		r.nextStatus = now + quorumEvery
+		r.quorumStatus(now)
+	}
+	return nil
+}
+
+func (r *publishing) quorumStatus(now moldcast.Instant) QuorumStatus {
+	q := r.cfg.Quorum
+	st := &QuorumStatus{K: q.K(), Seq: q.Seq(r.sender.Sent()), Sent: r.sender.Sent(), Waiting: r.waiting, At: now, Archives: q.Archives(now, nil), Stats: q.Stats()}
+	r.quorum.Store(st)
+	return *st
+}
+
+// gated reports whether End of Session has to wait: the quorum does not hold
+// all that was sent. It says so now and then.
+func (r *publishing) gated(now moldcast.Instant) bool {
+	if !r.cfg.Gate {
+		return false
+	}
+	sent := r.sender.Sent()
+	r.waiting = r.cfg.Quorum.Seq(sent) < sent
+	if r.waiting && now >= r.gateAlarm {
+		r.gatePause = min(max(gateFirst, 2*r.gatePause), gateLast)
+		r.gateAlarm = now + r.gatePause
+		st := r.quorumStatus(now)
+		whole, ahead := 0, 0
+		for _, a := range st.Archives {
+			if a.State == moldcast.ArchiveWhole {
+				whole++
+				if a.Held.Next >= sent {
+					ahead++
+				}
+			}
+		}
+		r.cfg.Log.Info("End of Session waits for the quorum", "quorum", st.K, "archives_complete", ahead, "archives_whole", whole, "archives_seen", len(st.Archives),
+			"quorum_seq", st.Seq, "sent_seq", sent, "lag_messages", sent-st.Seq)
+	}
+	return r.waiting
+}
