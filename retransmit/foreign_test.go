@@ -144,7 +144,16 @@ func TestStreamTLS(t *testing.T) {
 	if _, err := lazy.conn.Write(lazy.m.Output(0)); err != nil {
 		t.Fatal(err)
 	}
-	for limit := time.Now().Add(time.Minute); s.Stats().Ends[StreamStalled]+s.Stats().Ends[StreamProtocol] < 2; time.Sleep(10 * time.Millisecond) {
+	mute, err := net.Dial("tcp", s.Addr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer mute.Close()
+	over := func() bool {
+		e := s.Stats().Ends
+		return e[StreamStalled] == 1 && e[StreamProtocol] == 1 && e[StreamNoLogin] == 1
+	}
+	for limit := time.Now().Add(time.Minute); !over(); time.Sleep(10 * time.Millisecond) {
 		if time.Now().After(limit) {
 			t.Fatalf("%+v", s.Stats())
 		}

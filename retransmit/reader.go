@@ -18,6 +18,7 @@ const (
 	writeSlice = time.Second            // a write that takes longer is interrupted, to look at what came meanwhile
 	holeLook   = 250 * time.Millisecond // how often an open gap is looked at
 	lingerTime = 2 * time.Second        // how long the last words may take
+	shakeTime  = 15 * time.Second       // at most, for a TLS handshake; never more than Stall
 	placeFirst = time.Second            // one that waits in line for so long is told its place …
 	placeEvery = 5 * time.Second        // … and again
 	denyAfter  = time.Second            // a wrong password is answered so much later
@@ -117,8 +118,12 @@ func (r *reader) refuse(why StreamEnd) {
 
 // receive reads what the client sends.
 func (r *reader) receive() {
+	err := r.shakeHands()
 	for {
-		n, err := r.conn.Read(r.input[:])
+		n := 0
+		if err == nil {
+			n, err = r.conn.Read(r.input[:])
+		}
 		select {
 		case r.in <- input{r.s.cfg.Clock.Now(), n, err}:
 		case <-r.done:
@@ -135,13 +140,33 @@ func (r *reader) receive() {
 	}
 }
 
+// shakeHands is over in time, whatever the client does: until then nothing can
+// be written to it, and nobody else looks at the time.
+func (r *reader) shakeHands() error {
+	conn, ok := r.conn.(*tls.Conn)
+	if !ok {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), min(shakeTime, r.s.cfg.Stall))
+	defer cancel()
+	return conn.HandshakeContext(ctx)
+}
+
+// startTLS makes the connection one by TLS. Writes to it go on until they get
+// nowhere, so a server that stops ends them.
+func (r *reader) startTLS(ctx context.Context) (cancel func() bool) {
+	inner := r.conn
+	if r.tcp != nil {
+		r.tcp.stall = r.s.cfg.Stall
+	}
+	r.conn = tls.Server(inner, r.s.cfg.TLS)
+	return context.AfterFunc(ctx, func() { time.AfterFunc(stopTime+lingerTime, func() { inner.Close() }) })
+}
+
 // run serves the connection to its end.
 func (r *reader) run(ctx context.Context) StreamEnd {
-	if cfg := r.s.cfg.TLS; cfg != nil {
-		if r.tcp != nil {
-			r.tcp.stall = r.s.cfg.Stall
-		}
-		r.conn = tls.Server(r.conn, cfg)
+	if r.s.cfg.TLS != nil {
+		defer r.startTLS(ctx)()
 	}
 	defer r.leave()
 	go r.receive()
@@ -316,7 +341,11 @@ func (r *reader) take(in input) bool {
 	}
 	if in.err != nil {
 		var not tls.RecordHeaderError
-		if errors.As(in.err, &not) && r.end == StreamLost {
+		switch {
+		case r.end != StreamLost:
+		case errors.Is(in.err, context.DeadlineExceeded):
+			r.end = StreamNoLogin
+		case errors.As(in.err, &not):
 			r.end = StreamProtocol
 			if r.s.maySay(StreamProtocol) {
 				r.s.cfg.Log.Warn("reader does not speak TLS", "from", r.conn.RemoteAddr(), "error", in.err)
