@@ -44,6 +44,7 @@ type Channel struct {
 	arb      *arbiter.Arbiter
 	asksHigh int           // as tap.high
 	ask      chan func()   // run by the engine
+	wants    chan wanted   // taken note of by the engine
 	ended    chan struct{} // the engine takes no more
 	cold     *cold
 	recovery recovery
@@ -218,6 +219,7 @@ func (c *Channel) engine(ctx context.Context) error {
 	for {
 		busy := c.drain()
 		now := c.clock.Now()
+		c.takeWants(now)
 		c.requests(now)
 		c.watchGaps(now)
 		switch {
@@ -266,6 +268,8 @@ func (c *Channel) engine(ctx context.Context) error {
 		case <-timer.C:
 		case fn := <-c.ask:
 			fn()
+		case w := <-c.wants:
+			c.arb.Want(c.clock.Now(), w.session, w.r)
 		case fn := <-c.recovery.bulk:
 			fn()
 		case <-ctx.Done():

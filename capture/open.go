@@ -96,7 +96,7 @@ func newChannel(cfg Config, sink Sink) (*Channel, error) {
 	}
 	c := &Channel{
 		cfg: cfg, sink: sink, clock: cfg.Clock, wake: mcast.NewWake(),
-		ask: make(chan func()), ended: make(chan struct{}), stopped: make(chan struct{}),
+		ask: make(chan func()), wants: make(chan wanted, maxWants), ended: make(chan struct{}), stopped: make(chan struct{}),
 		cold:    newCold(),
 		servers: slices.Clone(cfg.Rerequest),
 	}

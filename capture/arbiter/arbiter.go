@@ -135,6 +135,9 @@ func (a *Arbiter) OfferAnswer(now moldcast.Instant, stamp moldcast.Stamp, server
 		return
 	}
 	r := p.Range()
+	if p.Kind == moldcast.Data {
+		a.answerBelow(now, s, r)
+	}
 	if p.Kind == moldcast.Data && !a.answers(s, r) {
 		a.c.Implausible++
 		return
@@ -503,6 +506,7 @@ func (a *Arbiter) Poll(now moldcast.Instant) (moldcast.Session, gap.Request, boo
 		if q, ok := s.m.Poll(now); ok {
 			s.asks = true
 			s.ask(q.Range)
+			s.askBelow(now, q)
 			return s.name, q, true
 		}
 	}

@@ -110,6 +110,8 @@ type Session struct {
 	forks   []moldcast.Instant
 	past    *past
 	claimed gap.Claim
+	below   moldcast.Range   // below the first, was asked for because somebody wants it
+	belowAt moldcast.Instant // when
 
 	full   bool             // the store refused something, and has had no room since
 	roomAt moldcast.Instant // when it is asked again

@@ -78,6 +78,9 @@ type Machine struct {
 	flPos    []int32
 	expiries heap // flights, by time
 
+	below       Range // see WantBelow
+	belowServer int   // that was asked for it last
+
 	reserved Set
 	renewed  Instant
 

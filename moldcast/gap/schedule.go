@@ -239,6 +239,9 @@ func (m *Machine) joinWaiting(i int) {
 // Poll gives the next request that is due; call it until it says false.
 func (m *Machine) Poll(now Instant) (Request, bool) {
 	m.advance(now)
+	if r, ok := m.pollBelow(now); ok {
+		return r, true
+	}
 	if m.c.Servers == 0 || m.holding || m.order.len() == 0 || m.expiries.len() >= m.c.Outstanding {
 		return Request{}, false
 	}
@@ -354,15 +357,7 @@ func (m *Machine) ask(now Instant, i, c int, s scout) Request {
 	free := min(m.c.Outstanding-m.expiries.len(), m.tokens(now))
 	pressed := m.ready[c].len() > free
 
-	m.rate.asked(now)
-	m.tat = max(m.tat, now) + m.interval()
-	m.calmTat = min(max(m.calmTat, now)+interval(startRate), now+atOnce)
-	switch c {
-	case slow:
-		m.slowTat = max(m.slowTat, now) + slowShare*max(m.interval(), interval(startRate))
-	case again:
-		m.againTat = max(m.againTat, now) + m.againInterval()
-	}
+	m.paid(now, c)
 	f := m.addFlight()
 	fl := &m.flights[f]
 
@@ -439,6 +434,19 @@ func (m *Machine) ask(now Instant, i, c int, s scout) Request {
 		fl.from += Seq(skip(try, r.Len()))
 	}
 	return Request{Range: Range{fl.from, r.Next}, Server: server, Try: try}
+}
+
+// paid takes note of a request of class c.
+func (m *Machine) paid(now Instant, c int) {
+	m.rate.asked(now)
+	m.tat = max(m.tat, now) + m.interval()
+	m.calmTat = min(max(m.calmTat, now)+interval(startRate), now+atOnce)
+	switch c {
+	case slow:
+		m.slowTat = max(m.slowTat, now) + slowShare*max(m.interval(), interval(startRate))
+	case again:
+		m.againTat = max(m.againTat, now) + m.againInterval()
+	}
 }
 
 // skip is how many of n messages a request leaves out, as the try-th for them.
@@ -609,10 +617,10 @@ func (m *Machine) Deadline() Instant {
 	if m.lostAt < len(m.lost) || m.young {
 		return m.now
 	}
+	d := m.belowDue()
 	if m.order.len() == 0 {
-		return Never
+		return d
 	}
-	d := Never
 	if id, ok := m.firstFresh(); ok {
 		d = later(m.losses[id].opened, m.settleTime())
 	}
