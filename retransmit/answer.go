@@ -27,7 +27,8 @@ func parse(b []byte) (moldcast.Request, Reason) {
 // dst[:0]: at most payload bytes, or more when the first message alone is
 // larger. out is dst, grown if need be, in any case. The Reason is noReason
 // when there is an answer, isCold when there is one on disk and cold is
-// false; err goes with ReadFailed.
+// false: then sent is what of it is in memory. err goes with ReadFailed, and with
+// Missing, where it tells of the hole.
 func answer(dst []byte, v View, s moldcast.Session, r moldcast.Range, payload int, cold bool) (out []byte, sent moldcast.Range, why Reason, err error) {
 	dst = dst[:0]
 	// The head is read before anything is sent, so that it only ever lags
@@ -44,12 +45,12 @@ func answer(dst []byte, v View, s moldcast.Session, r moldcast.Range, payload in
 	out, n, err := v.Append(dst, r.First, count, payload-moldcast.HeaderSize, cold)
 	switch {
 	case err != nil && errors.Is(err, ErrCold):
-		return dst[:0], sent, isCold, nil
+		return dst[:0], moldcast.Range{First: r.First, Next: r.First + moldcast.Seq(n)}, isCold, nil
 	case n > 0 && len(out) <= moldcast.MaxDatagram:
 	case n > 0:
 		return out[:0], sent, ReadFailed, errTooLarge
 	case isHole(err):
-		return dst[:0], sent, Missing, nil
+		return dst[:0], sent, Missing, err
 	case err == nil:
 		return dst[:0], sent, ReadFailed, errNothing
 	default:

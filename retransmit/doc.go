@@ -20,11 +20,28 @@
 // # How
 //
 // One goroutine reads requests in batches and answers from memory at once:
-// nothing there allocates or waits. What needs a disk goes to a pool of
-// workers over a bounded queue, of which one client gets at most a quarter;
-// when it is full the request is dropped and counted, and the requester's
-// retry finds the queue shorter. So a client that reads last week's history
-// never delays one that lost a packet a moment ago.
+// nothing there allocates or waits. While more waits than a batch, all of it is
+// read and clients have their turn, one request each; who has most in that
+// queue loses when it is full.
+//
+// What needs a disk goes to a pool of workers over a bounded queue, of which one
+// client gets at most a quarter, and where clients have their turn as well. A
+// block is read for one request at a time; those that need it too wait for that
+// read and keep no worker. When the queue is full the request is dropped and
+// counted, and the requester's retry finds it shorter. So a client that reads
+// last week's history never delays one that lost a packet a moment ago.
+//
+// # What is lacking
+//
+// With an Upstream, what is asked for and lacking is wanted there: a range once
+// in 50 ms, however many ask for it, and within budgets, so that nobody can
+// have the venue asked at will. Who asked is kept in mind for a quarter of a
+// second, and answered when it has come.
+//
+// # Who asks
+//
+// A census counts by client what was asked and what became of it. It is bounded,
+// and those who ask most stay in it.
 //
 // # The recovery stream
 //

@@ -8,9 +8,9 @@ import (
 	"github.com/moldtape/moldtape/retransmit/admit"
 )
 
-// View is what is held of one session. Its methods are called from several
+// Held is what is held of one session. Its methods are called from several
 // goroutines at the same time.
-type View interface {
+type Held interface {
 	// Bounds is the first sequence and one past the highest that may be
 	// served. Both are equal when there is nothing.
 	Bounds() (first, head moldcast.Seq)
@@ -22,13 +22,22 @@ type View interface {
 	//
 	// n is less than what is there and fits only where a hole begins. n is 0
 	// only with an error: a *moldcast.HoleError where the message at first is
-	// not held; ErrCold, with cold false, where a disk would have to be read
-	// for any of the messages; any other is a failure to read. With cold true
-	// it may wait.
+	// not held; any other is a failure to read. With cold true it may wait;
+	// with cold false it answers ErrCold where a disk would have to be read for
+	// any of the messages: n is then how many before it need none.
 	Append(dst []byte, first moldcast.Seq, count, size int, cold bool) (out []byte, n int, err error)
 }
 
-// ErrCold is what View.Append answers, bare or wrapped, where it would have
+// View is Held, of which requests are answered.
+type View interface {
+	Held
+
+	// Block names what must be read from disk for the message at q: what has
+	// an equal name comes to memory by the same read. It is comparable.
+	Block(q moldcast.Seq) any
+}
+
+// ErrCold is what Held.Append answers, bare or wrapped, where it would have
 // to read a disk.
 var ErrCold = errors.New("retransmit: not in memory")
 
@@ -50,6 +59,7 @@ const (
 	SeqZero                      // asks from sequence 0, which is never a message
 	BadSource                    // from no unicast address and port
 	NotAllowed                   // from outside the allow-list
+	Overload                     // more arrive than can be looked at, most of them from this client
 	Repeated                     // was answered a moment ago, or waits for its cold read
 	ClientRate                   // the client's budget is spent
 	TotalRate                    // the total budget is spent
@@ -57,10 +67,11 @@ const (
 	BelowFirst                   // before the first message of the session
 	BeyondHead                   // not published yet
 	Missing                      // a hole in the archive
+	WithinWindow                 // left to the sender, which surely still has it: Duty BeyondWindow
 	ColdFull                     // the queue for cold reads is full, or the client's share of it
 	ReadFailed                   // the archive could not be read
 	SendFailed                   // the system did not send the answer
-	Stopped                      // waited for its cold read when the server stopped
+	Stopped                      // waited when the server stopped
 	Reasons                      // number of reasons
 )
 
@@ -70,8 +81,8 @@ const (
 )
 
 var reasonNames = [Reasons]string{
-	"empty", "malformed", "count_zero", "seq_zero", "bad_source", "not_allowed", "repeated", "client_rate", "total_rate",
-	"unknown_session", "below_first", "beyond_head", "missing", "cold_full", "read_failed", "send_failed", "stopped",
+	"empty", "malformed", "count_zero", "seq_zero", "bad_source", "not_allowed", "overload", "repeated", "client_rate", "total_rate",
+	"unknown_session", "below_first", "beyond_head", "missing", "within_window", "cold_full", "read_failed", "send_failed", "stopped",
 }
 
 // String is r as a counter's name.
@@ -97,7 +108,9 @@ type Stats struct {
 	Messages   uint64          // in answers, those that the system did not send included
 	Bytes      uint64          // UDP payload of the same
 	Unanswered [Reasons]uint64 // by reason
-	Pending    int             // waiting for or at their cold read now
+	Pending    int             // waiting for or at their cold read, or for what was asked for upstream, now
+	Wanted     uint64          // ranges that upstream was told of
+	Arrived    uint64          // requests that waited until what they ask for came
 	Admit      admit.Stats
 }
 
@@ -112,6 +125,8 @@ func (s *Stats) Add(o Stats) {
 		s.Unanswered[i] += n
 	}
 	s.Pending += o.Pending
+	s.Wanted += o.Wanted
+	s.Arrived += o.Arrived
 	for i, n := range o.Admit.Verdicts {
 		s.Admit.Verdicts[i] += n
 	}
@@ -126,7 +141,7 @@ func (s Stats) Counters() iter.Seq2[string, uint64] {
 		for _, c := range []struct {
 			name string
 			n    uint64
-		}{{"requests", s.Requests}, {"answered", s.Answered}, {"cold", s.Cold}, {"messages", s.Messages}, {"bytes", s.Bytes}} {
+		}{{"requests", s.Requests}, {"answered", s.Answered}, {"cold", s.Cold}, {"messages", s.Messages}, {"bytes", s.Bytes}, {"wanted", s.Wanted}, {"arrived", s.Arrived}} {
 			if !yield(c.name, c.n) {
 				return
 			}

@@ -20,6 +20,7 @@ import (
 // goroutine reads, several write.
 type Conn interface {
 	ReadBatch(ds []mcast.Datagram) (int, error)
+	TryReadBatch(ds []mcast.Datagram) (int, error) // the same without waiting: 0 where there is nothing
 	WriteBatch(ds []mcast.Datagram) (int, error)
 	LocalAddr() netip.AddrPort
 	Close() error
@@ -46,6 +47,13 @@ type Config struct {
 	Conn   Conn   // Run closes it
 	Source Source // finds sessions
 	Admit  admit.Config
+
+	// Upstream is told what is asked for and lacking; nil: nobody.
+	Upstream Upstream
+
+	// Duty is what is answered, default everything. BeyondWindow needs Windows.
+	Duty    Duty
+	Windows Windows
 
 	// MTU bounds the IPv4 packet of an answer: 128..65535 bytes. Default 1500.
 	MTU int
@@ -90,6 +98,8 @@ func (c *Config) Validate() error {
 		return errors.New("retransmit: no Conn")
 	case c.Source == nil:
 		return errors.New("retransmit: no Source")
+	case c.Duty > BeyondWindow || c.Duty == BeyondWindow && c.Windows == nil:
+		return errors.New("retransmit: Duty BeyondWindow: want Windows")
 	case c.MTU < 128 || c.MTU > 65535:
 		return fmt.Errorf("retransmit: MTU %d: want 128..65535", c.MTU)
 	case c.Workers < 1 || c.Workers > 256:
@@ -100,9 +110,10 @@ func (c *Config) Validate() error {
 	return c.Admit.Validate()
 }
 
-// Server answers requests. Run's goroutine owns the batches; the Admitter and
-// the set of pending cold reads each have a lock, held for nanoseconds and
-// never while anything is read, sent or called; counters are atomic.
+// Server answers requests. Run's goroutine owns the batches; the Admitter with
+// the census, and the set of pending cold reads, each have a lock, held for
+// nanoseconds and never while anything is read, sent or called; counters are
+// atomic.
 type Server struct {
 	cfg     Config
 	payload int // of an answer's datagram, bytes
@@ -110,14 +121,21 @@ type Server struct {
 	admit struct {
 		sync.Mutex
 		*admit.Admitter
+		census *census
 	}
 	cold *pool
+	up   upstream
 
 	in, out []mcast.Datagram // of Run's goroutine; out[i].Data is kept from batch to batch
+	crowd   *fair[staged]    // of the same: what arrived faster than it was answered
+	turn    []mcast.Datagram // of the same: what of it is answered next
+	duty    *duty            // of the same; nil: always
 
 	requests, answered, coldAnswered, messages, bytes atomic.Uint64
-	unanswered                                        [Reasons]atomic.Uint64
-	said                                              [Reasons]atomic.Int64 // when a Reason was last logged
+
+	wanted, arrived atomic.Uint64
+	unanswered      [Reasons]atomic.Uint64
+	said            [Reasons]atomic.Int64 // when a Reason was last logged
 }
 
 // New makes a Server. The error is Config.Validate's.
@@ -131,12 +149,13 @@ func New(cfg Config) (*Server, error) {
 	if err != nil {
 		return nil, err
 	}
-	s.admit.Admitter = a
+	s.admit.Admitter, s.admit.census = a, newCensus()
 	s.cold = newPool(cfg.QueueCold)
-	s.in = make([]mcast.Datagram, mcast.BatchSize)
-	room := make([]byte, len(s.in)*recvSize)
-	for i := range s.in {
-		s.in[i].Data = room[i*recvSize : (i+1)*recvSize : (i+1)*recvSize]
+	s.up.wants, s.up.kick = newWants(), make(chan struct{}, 1)
+	s.in, s.turn = requestRoom(), requestRoom()
+	s.crowd = newFair[staged](crowdSize)
+	if cfg.Duty == BeyondWindow {
+		s.duty = new(duty)
 	}
 	s.out = make([]mcast.Datagram, mcast.BatchSize)
 	for i := range s.out {
@@ -155,7 +174,8 @@ func (s *Server) Addr() netip.AddrPort { return s.cfg.Conn.LocalAddr() }
 func (s *Server) Stats() Stats {
 	st := Stats{
 		Requests: s.requests.Load(), Answered: s.answered.Load(), Cold: s.coldAnswered.Load(),
-		Messages: s.messages.Load(), Bytes: s.bytes.Load(), Pending: s.cold.len(),
+		Messages: s.messages.Load(), Bytes: s.bytes.Load(), Pending: s.cold.len() + s.waiting(),
+		Wanted: s.wanted.Load(), Arrived: s.arrived.Load(),
 	}
 	for r := range st.Unanswered {
 		st.Unanswered[r] = s.unanswered[r].Load()
@@ -176,24 +196,21 @@ func (s *Server) Run(ctx context.Context) error {
 	for range s.cfg.Workers {
 		workers.Go(s.work)
 	}
+	awaiting, cancel := context.WithCancel(ctx)
+	defer cancel()
+	var waits sync.WaitGroup
+	waits.Go(func() { s.await(awaiting) })
 	err := s.serve()
 	s.cfg.Conn.Close()
+	cancel()
+	waits.Wait()
+	s.stopWaiting()
 	s.cold.stop()
 	workers.Wait()
 	if ctx.Err() != nil && errors.Is(err, net.ErrClosed) {
 		return nil
 	}
 	return err
-}
-
-func (s *Server) serve() error {
-	for {
-		n, err := s.cfg.Conn.ReadBatch(s.in)
-		if err != nil {
-			return err
-		}
-		s.batch(s.in[:n])
-	}
 }
 
 // batch answers requests that arrived together, as far as memory answers them.
@@ -221,37 +238,116 @@ func (s *Server) batch(in []mcast.Datagram) {
 // there is none; isCold: a worker answers.
 func (s *Server) handle(now moldcast.Instant, d, o *mcast.Datagram) (n int, why Reason) {
 	r, why := parse(d.Data)
+	asked, why := s.judge(now, d.Src, r, why)
 	if why != noReason {
 		return 0, why
 	}
-	s.admit.Lock()
-	asked, verdict := s.admit.Admit(now, d.Src, r)
-	s.admit.Unlock()
-	if verdict != admit.Admitted {
-		if verdict == admit.NotAllowed && s.maySay(now, NotAllowed) {
-			s.cfg.Log.Warn("request from outside the allow-list is not answered", "from", d.Src, "session", r.Session, "help", "--allow names the networks that are answered")
-		}
-		return 0, reasonOf[verdict]
-	}
 	v, ok := s.cfg.Source.Lookup(r.Session)
 	if !ok {
-		return 0, UnknownSession
+		return 0, s.refused(d.Src, UnknownSession)
+	}
+	if s.duty != nil && s.leave(now, d.Src, r, v) {
+		return 0, s.refused(d.Src, WithinWindow)
 	}
 	out, sent, why, err := answer(o.Data, v, r.Session, asked, s.payload, false)
 	o.Data = out
 	switch why {
 	case noReason:
 		o.Dst = d.Src
-		s.admit.Lock()
-		s.admit.Answered(now, d.Src, r, len(out))
-		s.admit.Unlock()
+		s.answering(now, d.Src, r, sent.Next, len(out))
 		return int(sent.Len()), noReason
 	case isCold:
-		return 0, s.cold.put(job{from: d.Src, request: r, asked: asked, view: v})
+		s.putCold(job{from: d.Src, request: r, asked: asked, view: v, block: v.Block(sent.Next)})
+		return 0, isCold
+	case Missing, BelowFirst:
+		if s.cfg.Upstream != nil {
+			if why = s.want(now, job{from: d.Src, request: r, asked: asked, view: v}, why, err); why == isCold {
+				return 0, why
+			}
+		}
 	case ReadFailed:
 		s.readFailed(now, r, err)
 	}
-	return 0, why
+	return 0, s.refused(d.Src, why)
+}
+
+// leave reports whether a request is left to the sender.
+func (s *Server) leave(now moldcast.Instant, from netip.AddrPort, r moldcast.Request, v View) bool {
+	window, ok := s.cfg.Windows.Window(r.Session)
+	if _, head := v.Bounds(); !ok || r.First >= head {
+		return false
+	}
+	return s.duty.leave(now, from, r, window)
+}
+
+// putCold hands j to a worker, or counts why not.
+func (s *Server) putCold(j job) {
+	why, dropped := s.cold.put(j)
+	if dropped != nil {
+		s.refuse(dropped, ColdFull)
+	}
+	if why != isCold {
+		s.refuse(&j, why)
+	}
+}
+
+// judge says whether a request that parsed is to be answered, and what of it;
+// of one that did not it only takes note.
+func (s *Server) judge(now moldcast.Instant, from netip.AddrPort, r moldcast.Request, why Reason) (asked moldcast.Range, _ Reason) {
+	s.admit.Lock()
+	if why == noReason {
+		var v admit.Verdict
+		asked, v = s.admit.Admit(now, from, r)
+		why = reasonOf[v]
+	} else {
+		r = moldcast.Request{}
+	}
+	if why != BadSource {
+		c := s.admit.census.asked(now, from.Addr(), r)
+		if why != noReason {
+			c.Refused[why]++
+		}
+	}
+	s.admit.Unlock()
+	if why == NotAllowed && s.maySay(now, NotAllowed) {
+		s.cfg.Log.Warn("request from outside the allow-list is not answered", "from", from, "session", r.Session, "help", "--allow names the networks that are answered")
+	}
+	return asked, why
+}
+
+// refused takes note with its client that a request has no answer.
+func (s *Server) refused(from netip.AddrPort, why Reason) Reason {
+	s.admit.Lock()
+	s.admit.census.refused(from.Addr(), why)
+	s.admit.Unlock()
+	return why
+}
+
+// answering takes note that r is answered, up to next.
+func (s *Server) answering(now moldcast.Instant, from netip.AddrPort, r moldcast.Request, next moldcast.Seq, size int) {
+	s.admit.Lock()
+	s.admit.Answered(now, from, r, next, size)
+	s.admit.census.answered(from.Addr(), size)
+	s.admit.Unlock()
+}
+
+// ClientStatus is a Client, and how it stands now.
+type ClientStatus struct {
+	Client
+	Wait  time.Duration // until the budgets have room for it; 0: now
+	Quiet time.Duration // since its newest request
+}
+
+// Clients are those who asked most, at most n, and how many others were
+// forgotten. It may be called at any time.
+func (s *Server) Clients(n int) (top []ClientStatus, forgotten uint64) {
+	now := s.cfg.Clock.Now()
+	s.admit.Lock()
+	defer s.admit.Unlock()
+	for _, c := range s.admit.census.top(n) {
+		top = append(top, ClientStatus{Client: c, Wait: s.admit.Wait(now, c.Addr), Quiet: max(0, time.Duration(now-c.Last))})
+	}
+	return top, s.admit.census.forgotten
 }
 
 // send sends answers of so many messages, and returns how many were sent.

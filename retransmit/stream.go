@@ -23,7 +23,7 @@ import (
 // methods are called from several goroutines at the same time. What is missing
 // in a recording that was pruned or damaged is a hole of it too.
 type Recording interface {
-	View
+	Held
 
 	// Ended is one past the last message of the session, once its end is on
 	// record.

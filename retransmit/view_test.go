@@ -19,6 +19,7 @@ type memView struct {
 	entered     chan struct{}           // told at each cold read
 	release     chan struct{}           // waited for in each cold read
 	coldReads   atomic.Int64
+	block       func(moldcast.Seq) any // nil: each message is its own
 }
 
 // newMemView holds n messages from first, of size(i) bytes each; message q
@@ -57,7 +58,7 @@ func (v *memView) Append(dst []byte, first moldcast.Seq, count, size int, cold b
 			break
 		}
 		if v.cold != nil && v.cold(q) && !cold {
-			return dst, 0, ErrCold
+			return dst, n, ErrCold
 		}
 		if n++; len(v.blocks(first, n)) > size {
 			break
@@ -76,6 +77,13 @@ func (v *memView) Append(dst []byte, first moldcast.Seq, count, size int, cold b
 		}
 	}
 	return append(dst, v.blocks(first, n)...), n, nil
+}
+
+func (v *memView) Block(q moldcast.Seq) any {
+	if v.block == nil {
+		return q
+	}
+	return v.block(q)
 }
 
 // memSource is a Source of memViews.

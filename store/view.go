@@ -167,6 +167,27 @@ func (v *View) Append(dst []byte, first moldcast.Seq, count, size int, cold bool
 	return out, n, nil
 }
 
+// Block names a unit that is read from disk at once. It is comparable.
+type Block struct {
+	seg   *segment
+	first moldcast.Seq // 0: the index of the segment
+}
+
+// Block is what must be read for the message at q; the zero Block where that is
+// nothing.
+func (v *View) Block(q moldcast.Seq) Block {
+	s := v.s
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	switch p := s.locate(q); p.where {
+	case inBlock:
+		return Block{p.seg, p.blk.first}
+	case inSegment:
+		return Block{seg: p.seg}
+	}
+	return Block{}
+}
+
 // source is a block, open or decoded.
 type source interface {
 	Messages(first moldcast.Seq, count, size int) (moldcast.Messages, bool)

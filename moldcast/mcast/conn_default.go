@@ -159,6 +159,10 @@ func (s *Conn) ReadBatch(ds []Datagram) (int, error) {
 	}
 }
 
+// TryReadBatch is ReadBatch, but does not wait: where nothing is there it
+// returns 0.
+func (s *Conn) TryReadBatch([]Datagram) (int, error) { return 0, nil }
+
 // WriteBatch implements Socket.
 func (s *Conn) WriteBatch(ds []Datagram) (n int, first error) {
 	for i := range ds {

@@ -83,6 +83,30 @@ func (s *Conn) ReadBatch(ds []Datagram) (int, error) {
 	}
 }
 
+// TryReadBatch is ReadBatch, but does not wait: where nothing is there it
+// returns 0.
+func (s *Conn) TryReadBatch(ds []Datagram) (int, error) {
+	if len(ds) == 0 {
+		return 0, nil
+	}
+	if !s.enter() {
+		return 0, net.ErrClosed
+	}
+	defer s.leave()
+	n, errno := s.tryRead(ds)
+	switch {
+	case errno == 0:
+		return n, nil
+	case s.closed():
+		return 0, net.ErrClosed
+	case ours(errno):
+		return 0, os.NewSyscallError("recvmmsg", errno)
+	case errno != unix.EAGAIN && errno != unix.EINTR:
+		s.readErrors.Add(1)
+	}
+	return 0, nil
+}
+
 // idle implements idler.
 func (s *Conn) idle() bool {
 	if !s.enter() {

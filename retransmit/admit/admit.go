@@ -2,6 +2,7 @@ package admit
 
 import (
 	"net/netip"
+	"time"
 
 	"github.com/moldtape/moldtape/moldcast"
 )
@@ -14,7 +15,7 @@ const (
 	Admitted   Verdict = iota
 	BadSource          // a source that is no unicast address and port
 	NotAllowed         // outside the allow-list
-	Repeated           // answered less than Linger ago
+	Repeated           // what it asks for was sent less than Linger ago
 	ClientRate         // the client's budget is spent
 	TotalRate          // the total budget is spent
 	Verdicts           // number of verdicts
@@ -37,6 +38,7 @@ const lingered = 64
 type answer struct {
 	at      moldcast.Instant
 	request moldcast.Request // its count clamped
+	next    moldcast.Seq     // one past what of it was sent
 	host    [16]byte
 	port    uint16
 }
@@ -146,9 +148,10 @@ func (a *Admitter) judge(now moldcast.Instant, from netip.AddrPort, r moldcast.R
 	return r.Range(), Admitted
 }
 
-// Answered tells that an admitted request was answered, in a datagram of size
-// bytes. It may come later than other requests of the same client.
-func (a *Admitter) Answered(now moldcast.Instant, from netip.AddrPort, r moldcast.Request, size int) {
+// Answered tells that an admitted request was answered, with messages up to
+// before next, in a datagram of size bytes. It may come later than other
+// requests of the same client.
+func (a *Admitter) Answered(now moldcast.Instant, from netip.AddrPort, r moldcast.Request, next moldcast.Seq, size int) {
 	addr := from.Addr().Unmap()
 	c := a.row(now, addr)
 	b := a.budget(c)
@@ -163,13 +166,13 @@ func (a *Admitter) Answered(now moldcast.Instant, from netip.AddrPort, r moldcas
 	if c.ring == nil {
 		c.ring = new([lingered]answer)
 	}
-	c.ring[c.newest%lingered] = answer{at: now, request: r, host: addr.As16(), port: from.Port()}
+	c.ring[c.newest%lingered] = answer{at: now, request: r, next: next, host: addr.As16(), port: from.Port()}
 	c.newest++
 	c.kept = min(c.kept+1, lingered)
 }
 
-// repeated reports whether r was answered, to the same address and port, less
-// than Linger ago.
+// repeated reports whether r was answered, or all that it asks for was sent, to
+// the same address and port, less than Linger ago.
 func (a *Admitter) repeated(c *client, now moldcast.Instant, addr netip.Addr, port uint16, r moldcast.Request) bool {
 	if c.kept == 0 || a.cfg.Linger <= 0 {
 		return false
@@ -180,20 +183,40 @@ func (a *Admitter) repeated(c *client, now moldcast.Instant, addr netip.Addr, po
 		if now-e.at >= moldcast.Instant(a.cfg.Linger) {
 			return false
 		}
-		if e.request.First == r.First && e.request == r && e.port == port && e.host == host {
+		if e.request.First > r.First || e.port != port || e.host != host || e.request.Session != r.Session {
+			continue
+		}
+		if r.Range().Next <= e.next || e.request == r {
 			return true
 		}
 	}
 	return false
 }
 
+// Wait is how long it takes until the budgets have room for a request from addr
+// again; 0 where they have it.
+func (a *Admitter) Wait(now moldcast.Instant, addr netip.Addr) time.Duration {
+	i := a.byKey[key(addr)] // 0: the shared one
+	if i == 0 && len(a.rows) <= a.cfg.Clients {
+		return a.spent.wait(a.total, now)
+	}
+	c := &a.rows[i]
+	return max(c.account.wait(a.budget(c), now), a.spent.wait(a.total, now))
+}
+
+// key names the client that addr belongs to.
+func key(addr netip.Addr) netip.Addr {
+	addr = addr.Unmap().WithZone("")
+	if !addr.Is4() {
+		p, _ := addr.Prefix(64)
+		addr = p.Addr()
+	}
+	return addr
+}
+
 // row is the client's, made if there is a place for it, else the shared one.
 func (a *Admitter) row(now moldcast.Instant, addr netip.Addr) *client {
-	key := addr.WithZone("")
-	if !addr.Is4() {
-		p, _ := key.Prefix(64)
-		key = p.Addr()
-	}
+	key := key(addr)
 	if i, ok := a.byKey[key]; ok {
 		a.touch(i)
 		return &a.rows[i]

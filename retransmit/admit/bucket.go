@@ -1,6 +1,11 @@
 package admit
 
-import "github.com/moldtape/moldtape/moldcast"
+import (
+	"math"
+	"time"
+
+	"github.com/moldtape/moldtape/moldcast"
+)
 
 // bucket is a token bucket. Its level may be negative: debt of what was paid
 // after the fact.
@@ -70,3 +75,20 @@ func (a *account) can(b budget) bool {
 }
 
 func (a *account) full(b budget) bool { return a.requests.full(b.requests) && a.bytes.full(b.bytes) }
+
+// wait is how long it takes until can.
+func (a account) wait(b budget, now moldcast.Instant) time.Duration {
+	a.fill(b, now)
+	return max(a.requests.wait(b.requests, 1), a.bytes.wait(b.bytes, math.SmallestNonzeroFloat64))
+}
+
+// wait is how long it takes until the level is n.
+func (b *bucket) wait(l limit, n float64) time.Duration {
+	switch {
+	case b.has(l, n):
+		return 0
+	case l.rate == 0:
+		return math.MaxInt64
+	}
+	return max(1, time.Duration(min((n-b.level)/l.rate*1e9, math.MaxInt64/2)))
+}

@@ -47,7 +47,7 @@ type Config struct {
 	// answer long before.
 	MaxCount uint16
 
-	// Linger is how long a repeated request is not answered again. Default
+	// Linger is how long what was sent is not sent there again. Default
 	// 1 ms: receivers retry after 2 ms at the least (moldcast/gap), so a
 	// retry is always answered; copies made by the network come within
 	// microseconds. Negative: none.

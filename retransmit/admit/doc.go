@@ -15,10 +15,10 @@
 //     networks; Config.Allow replaces it.
 //   - Linger. The same request, from the same address and port, less than
 //     Config.Linger after its answer is a duplicate made by the network, or
-//     was sent before the answer arrived: it is not answered twice. Only the
-//     same: a requester may well ask for part of what it was just sent (it
-//     lost the answer, or serves several readers), and to answer costs one
-//     packet of its own budget, while silence costs it a time-out.
+//     was sent before the answer arrived: it is not answered twice. Nor is one
+//     for part of what was sent there in that time, which is what counts: not
+//     what was asked for, of which a packet holds the beginning. A receiver
+//     that lost the answer retries later than that, and is answered.
 //   - Budgets. Token buckets for requests and for answered bytes, for each
 //     client and in total. A client is an IPv4 address or an IPv6 /64: ports
 //     are free to whoever asks. Bytes are paid after the answer: a bucket in

@@ -16,7 +16,7 @@ import (
 //
 //	new [client=R] [client-bytes=B] [loopback=R] [total=R] [total-bytes=B]
 //	    [burst=D] [linger=D] [clients=N] [max-count=N] [allow=P,P…]
-//	run       one line each: T FROM [SESSION] FIRST+COUNT [sent SIZE] [× N]; T is a duration on the timeline; prints the verdict; "sent"
+//	run       one line each: T FROM [SESSION] FIRST+COUNT [sent SIZE [of N]] [× N]; T is a duration on the timeline; prints the verdict; "sent"
 //	          tells the Admitter of the answer, if the request was admitted
 //	stats
 func TestScripts(t *testing.T) {
@@ -104,8 +104,15 @@ func runLine(t *testing.T, a *Admitter, line string, out *strings.Builder) {
 	r.First, r.Count = span(t, f[0])
 	f = f[1:]
 	size, times := 0, 1
+	next := r.Range().Next
 	if len(f) > 0 && f[0] == "sent" {
 		fmt.Sscan(f[1], &size)
+		f = f[2:]
+	}
+	if len(f) > 0 && f[0] == "of" {
+		var n int
+		fmt.Sscan(f[1], &n)
+		next = r.First + moldcast.Seq(n)
 		f = f[2:]
 	}
 	if len(f) > 0 && f[0] == "×" {
@@ -119,7 +126,7 @@ func runLine(t *testing.T, a *Admitter, line string, out *strings.Builder) {
 		if v == Admitted {
 			last = rng
 			if size > 0 {
-				a.Answered(now, from, r, size)
+				a.Answered(now, from, r, min(next, rng.Next), size)
 			}
 		}
 	}

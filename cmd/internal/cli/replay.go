@@ -640,3 +640,5 @@ func (v *publishedView) Append(dst []byte, first moldcast.Seq, count, size int, 
 	}
 	return v.view.Append(dst, first, int(r.Len()), size, cold)
 }
+
+func (v *publishedView) Block(q moldcast.Seq) any { return v.view.Block(q) }

@@ -368,10 +368,12 @@ func (v *servedView) Append(dst []byte, first moldcast.Seq, count, size int, col
 	// A store's answer from memory ends where the next message is on disk; the
 	// server wants to know that it could be longer.
 	if !cold && n < count && size-(len(out)-len(dst)) >= moldcast.LengthSize && v.isCold(first+moldcast.Seq(n)) {
-		return dst, 0, retransmit.ErrCold
+		return dst, n, retransmit.ErrCold
 	}
 	return out, n, nil
 }
+
+func (v *servedView) Block(q moldcast.Seq) any { return v.view.Block(q) }
 
 func (v *servedView) isCold(q moldcast.Seq) bool {
 	b, ok := v.source.scratch.Get().(*[]byte)

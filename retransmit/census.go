@@ -1,0 +1,146 @@
+package retransmit
+
+import (
+	"cmp"
+	"net/netip"
+	"slices"
+
+	"github.com/moldtape/moldtape/moldcast"
+)
+
+const (
+	// censusSize bounds the clients that are told apart in what is counted.
+	censusSize = 1024
+	// censusLook is among how many of those that were silent longest a new one
+	// takes the place of who asked least.
+	censusLook = 8
+)
+
+// Client is what one client asked for, and what became of it, since it is
+// remembered.
+type Client struct {
+	Addr     netip.Addr // an IPv4 address
+	Requests uint64
+	Answered uint64 // answers given to the system to send
+	Bytes    uint64 // of them, UDP payload
+	Refused  [Reasons]uint64
+	Last     moldcast.Instant // the newest request
+
+	Session moldcast.Session // of the newest request that is one
+	Range   moldcast.Range   // of the same
+	Lowest  moldcast.Seq     // the lowest that it asked for in that session; 0: none
+}
+
+// census counts by client. It is bounded: a client that is not in it takes the
+// place of one that has long been silent and asked little, so that those who
+// ask most stay, whoever floods it with forged sources. It has one owner.
+type census struct {
+	rows           []censusRow // 0 is none
+	byAddr         map[netip.Addr]int32
+	oldest, latest int32
+	forgotten      uint64 // clients that gave their place
+}
+
+type censusRow struct {
+	Client
+	prev, next int32 // by the newest request
+}
+
+func newCensus() *census {
+	return &census{rows: make([]censusRow, 1, 64), byAddr: make(map[netip.Addr]int32)}
+}
+
+// asked takes note of a request of a client. r is the zero Request where what
+// came is none.
+func (c *census) asked(now moldcast.Instant, addr netip.Addr, r moldcast.Request) *Client {
+	x := c.row(addr)
+	x.Requests++
+	x.Last = now
+	if r.First > 0 && r.Count > 0 {
+		if x.Session != r.Session || x.Lowest == 0 {
+			x.Session, x.Lowest = r.Session, r.First
+		}
+		x.Range, x.Lowest = r.Range(), min(x.Lowest, r.First)
+	}
+	return x
+}
+
+// answered and refused tell what became of a request.
+func (c *census) answered(addr netip.Addr, size int) { c.find(addr).answer(size) }
+
+func (x *Client) answer(size int) {
+	x.Answered++
+	x.Bytes += uint64(size)
+}
+
+func (c *census) refused(addr netip.Addr, why Reason) { c.find(addr).Refused[why]++ }
+
+// find is the row of a client that asked; that of nobody where it was
+// forgotten since.
+func (c *census) find(addr netip.Addr) *Client { return &c.rows[c.byAddr[addr]].Client }
+
+func (c *census) row(addr netip.Addr) *Client {
+	i, ok := c.byAddr[addr]
+	switch {
+	case ok:
+		if c.latest == i {
+			return &c.rows[i].Client
+		}
+		c.unlink(i)
+	case len(c.rows) <= censusSize:
+		i = int32(len(c.rows))
+		c.rows = append(c.rows, censusRow{Client: Client{Addr: addr}})
+		c.byAddr[addr] = i
+	default:
+		i = c.oldest
+		for k, n := c.rows[i].next, 1; k != 0 && n < censusLook; k, n = c.rows[k].next, n+1 {
+			if c.rows[k].Requests < c.rows[i].Requests {
+				i = k
+			}
+		}
+		c.unlink(i)
+		delete(c.byAddr, c.rows[i].Addr)
+		c.rows[i].Client = Client{Addr: addr}
+		c.byAddr[addr] = i
+		c.forgotten++
+	}
+	c.link(i)
+	return &c.rows[i].Client
+}
+
+func (c *census) link(i int32) {
+	x := &c.rows[i]
+	x.prev, x.next = c.latest, 0
+	if c.latest != 0 {
+		c.rows[c.latest].next = i
+	} else {
+		c.oldest = i
+	}
+	c.latest = i
+}
+
+func (c *census) unlink(i int32) {
+	x := &c.rows[i]
+	if x.prev != 0 {
+		c.rows[x.prev].next = x.next
+	} else {
+		c.oldest = x.next
+	}
+	if x.next != 0 {
+		c.rows[x.next].prev = x.prev
+	} else {
+		c.latest = x.prev
+	}
+}
+
+// top is a copy of those who asked most, at most n.
+func (c *census) top(n int) []Client {
+	all := make([]Client, 0, len(c.rows)-1)
+	for i := range c.rows[1:] {
+		all = append(all, c.rows[i+1].Client)
+	}
+	slices.SortFunc(all, func(a, b Client) int {
+		return cmp.Or(cmp.Compare(b.Requests, a.Requests), a.Addr.Compare(b.Addr))
+	})
+	return all[:min(n, len(all))]
+}
