@@ -387,7 +387,7 @@ func (n *captureNode) serve(node *config.Node, archive *store.Archive, sink *arc
 	}
 	cfg := httpd.Config{Status: n.status, Archive: n.env.archiveDir(), Version: version(), Pprof: node.Pprof, Log: n.env.log}
 	if len(n.requests) > 0 {
-		cfg.Requests = n.requestStats
+		cfg.Requests, cfg.Clients = n.requestStats, n.clients
 	}
 	if len(n.streams) > 0 {
 		cfg.Streams, cfg.Readers = n.streamStats, n.readers
@@ -403,6 +403,15 @@ func (n *captureNode) requestStats() (sum retransmit.Stats) {
 		sum.Add(srv.Stats())
 	}
 	return sum
+}
+
+// clients are those who ask the request servers.
+func (n *captureNode) clients(most int) (list []httpd.Clients) {
+	for _, srv := range n.requests {
+		top, forgotten := srv.Clients(most)
+		list = append(list, httpd.Clients{Server: srv.Addr().String(), Clients: top, Forgotten: forgotten})
+	}
+	return list
 }
 
 // streamStats is the sum over the servers of recovery streams.
@@ -444,7 +453,9 @@ func (n *captureNode) answer(node *config.Node, requests, streams string, archiv
 		if err != nil {
 			return "", "", fmt.Errorf("--retransmit-listen: %w", err)
 		}
-		srv, err := retransmit.New(retransmit.Config{Conn: conn, Source: src, Admit: node.Admission(), MTU: node.MTU, Clock: mcast.NewClock(), Log: n.env.log})
+		srv, err := retransmit.New(retransmit.Config{
+			Conn: conn, Source: src, Upstream: n.upstream(channels), Admit: node.Admission(), MTU: node.MTU, Clock: mcast.NewClock(), Log: n.env.log,
+		})
 		if err != nil {
 			conn.Close()
 			return "", "", err
@@ -469,6 +480,28 @@ func (n *captureNode) answer(node *config.Node, requests, streams string, archiv
 		n.background(srv.Run, "recovery stream")
 	}
 	return retransmitAt, recoveryAt, nil
+}
+
+// upstream is what the request server of these channels (none: of all) tells
+// what clients ask for that the archive lacks.
+func (n *captureNode) upstream(channels []string) retransmit.Upstream {
+	var u upstream
+	for _, c := range n.channels {
+		if len(channels) == 0 || slices.Contains(channels, c.Name()) {
+			u = append(u, c)
+		}
+	}
+	return u
+}
+
+// upstream asks by the channels that capture: the one that has the session
+// asks its servers.
+type upstream []*capture.Channel
+
+func (u upstream) Want(s moldcast.Session, r moldcast.Range) {
+	for _, c := range u {
+		c.Want(s, r)
+	}
 }
 
 // background runs a server until close.

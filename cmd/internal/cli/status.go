@@ -32,7 +32,7 @@ const (
 
 func newStatusCmd(e *env) *cobra.Command {
 	var addr string
-	var readers bool
+	var readers, clients bool
 	c := &cobra.Command{
 		Use:   "status ADDR",
 		Short: "Show how a running node does",
@@ -47,8 +47,12 @@ next is one past what is held without a hole, durable the same of what is
 synced, head one past the highest held; HOLES counts the ranges missing between,
 those still asked for included. Of lines, FIRST is how many of the
 packets compared with another line's came first, SKEW how much later the others
-came (half of them, 99 %, the latest).`,
-		Example: "  moldtape status 127.0.0.1:26480",
+came (half of them, 99 %, the latest).
+
+With --clients it shows who asks the node for messages instead: how often, how
+often it was answered and refused, and why, what it asked for last, the lowest
+sequence that it asked for in that session, and in how long it may ask again.`,
+		Example: "  moldtape status 127.0.0.1:26480\n  moldtape status --clients 127.0.0.1:26480",
 		Args: func(c *cobra.Command, args []string) error {
 			switch {
 			case len(args) == 1 && addr == "":
@@ -58,15 +62,16 @@ came (half of them, 99 %, the latest).`,
 			}
 			return parseHostPort("status", addr)
 		},
-		RunE: func(c *cobra.Command, _ []string) error { return e.status(c.Context(), addr, readers) },
+		RunE: func(c *cobra.Command, _ []string) error { return e.status(c.Context(), addr, readers, clients) },
 	}
 	c.Flags().StringVar(&addr, "http", "", "the `ADDR`, instead of the argument")
 	c.Flags().BoolVar(&readers, "readers", false, "each reader of a recovery stream too")
+	c.Flags().BoolVar(&clients, "clients", false, "show who asks for messages instead, those who ask most first")
 	e.addJSON(c, "the node's own document on stdout, as its /status has it")
 	return c
 }
 
-func (e *env) status(ctx context.Context, addr string, readers bool) error {
+func (e *env) status(ctx context.Context, addr string, readers, clients bool) error {
 	body, err := fetchStatus(ctx, addr)
 	if err != nil {
 		if ctx.Err() != nil {
@@ -82,8 +87,14 @@ func (e *env) status(ctx context.Context, addr string, readers bool) error {
 		if _, err := e.stdout.Write(body); err != nil {
 			return err
 		}
-	} else if err := printStatus(plainWriter{e.stdout}, d, readers); err != nil {
-		return err
+	} else {
+		show := func(w io.Writer, d httpd.Document) error { return printStatus(w, d, readers) }
+		if clients {
+			show = printClients
+		}
+		if err := show(plainWriter{e.stdout}, d); err != nil {
+			return err
+		}
 	}
 	if bad := failing(d); len(bad) > 0 {
 		return faultf("%s: degraded: %s", addr, strings.Join(bad, "; "))

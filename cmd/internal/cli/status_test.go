@@ -59,7 +59,7 @@ func TestStatusExitCode(t *testing.T) {
 			for _, asJSON := range []bool{false, true} {
 				var out bytes.Buffer
 				e := &env{stdout: &out, stderr: io.Discard, json: asJSON}
-				checkExit(t, e.status(context.Background(), addr, false), c.err)
+				checkExit(t, e.status(context.Background(), addr, false, false), c.err)
 				if asJSON {
 					var got httpd.Document
 					if err := json.Unmarshal(out.Bytes(), &got); err != nil || len(got.Channels) != len(c.channels) {
@@ -106,7 +106,7 @@ func TestStatusOfNoNode(t *testing.T) {
 		{answer(302, ""), "no moldtape node: 302"},
 	} {
 		e := &env{stdout: io.Discard, stderr: io.Discard}
-		checkExit(t, e.status(context.Background(), c.addr, false), c.want)
+		checkExit(t, e.status(context.Background(), c.addr, false, false), c.want)
 	}
 }
 

@@ -40,6 +40,7 @@ type Config struct {
 	Status func(context.Context) ([]capture.Status, error)
 	// Requests are the statistics of the request server; nil: there is none.
 	Requests func() retransmit.Stats
+	Clients  func(n int) []Clients         // who asks it, the n who ask most of each; nil: not told
 	Streams  func() retransmit.StreamStats // of the recovery streams, likewise
 	Readers  func() []retransmit.ReaderInfo
 	Archive  string // the directory, for the room on its disk; empty: none
@@ -153,6 +154,11 @@ type Requests struct {
 	Pending  int               `json:"pending"` // that wait for the disk now
 	Clients  int               `json:"clients"` // that are remembered
 	Refused  map[string]uint64 `json:"refused"` // by reason
+	Wanted   uint64            `json:"wanted"`  // ranges that upstream was asked for
+	Arrived  uint64            `json:"arrived"` // requests that waited for one, and were answered
+
+	Top       []Client `json:"top_clients"`       // who asked most, at most MaxClients
+	Forgotten uint64   `json:"forgotten_clients"` // who are no longer told apart
 }
 
 // Streams are the statistics of the recovery streams that are served.
@@ -210,7 +216,8 @@ func streamsOf(st retransmit.StreamStats, readers []retransmit.ReaderInfo, now t
 func requestsOf(st retransmit.Stats) *Requests {
 	r := &Requests{
 		Received: st.Requests, Answered: st.Answered, Cold: st.Cold, Messages: st.Messages, Bytes: st.Bytes,
-		Pending: st.Pending, Clients: st.Admit.Clients, Refused: map[string]uint64{},
+		Pending: st.Pending, Clients: st.Admit.Clients, Refused: map[string]uint64{}, Top: []Client{},
+		Wanted: st.Wanted, Arrived: st.Arrived,
 	}
 	for i, n := range st.Unanswered {
 		r.Refused[retransmit.Reason(i).String()] = n
@@ -243,6 +250,9 @@ func (s *Server) document(ctx context.Context) (Document, error) {
 	}
 	if s.cfg.Requests != nil {
 		s.last.Requests = requestsOf(s.cfg.Requests())
+		if s.cfg.Clients != nil {
+			s.last.Requests.Top, s.last.Requests.Forgotten = clientsOf(s.last.Time, s.cfg.Clients(MaxClients))
+		}
 	}
 	if s.cfg.Streams != nil {
 		var readers []retransmit.ReaderInfo

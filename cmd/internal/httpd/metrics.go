@@ -92,6 +92,7 @@ func (s snapshot) Collect(ch chan<- prometheus.Metric) {
 	}
 	if q := s.d.Requests; q != nil {
 		q.collect(e)
+		collectClients(e, q.Top)
 	}
 	if k := s.d.Streams; k != nil {
 		k.collect(e)
@@ -111,6 +112,8 @@ func (q *Requests) collect(e emit) {
 	e.counter("answer_messages_total", "Messages in answers.", float64(q.Messages))
 	e.counter("answer_bytes_total", "Bytes of answers.", float64(q.Bytes))
 	e.gauge("requests_pending", "Requests that wait for the disk.", float64(q.Pending))
+	e.counter("requests_wanted_total", "Ranges that were lacking and asked for upstream.", float64(q.Wanted))
+	e.counter("requests_arrived_total", "Requests that waited for what was asked for upstream, and were answered.", float64(q.Arrived))
 	e.gauge("request_clients", "Clients that are remembered.", float64(q.Clients))
 	for reason, n := range q.Refused {
 		e.with("reason", reason).counter("requests_refused_total", "Requests without an answer, by reason.", float64(n))
