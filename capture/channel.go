@@ -7,6 +7,7 @@ import (
 	"net/netip"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/moldtape/moldtape/capture/arbiter"
@@ -42,9 +43,10 @@ type Channel struct {
 	lines    []*tap
 	asks     *mcast.RX // the socket that requests go out of and answers come in; nil without servers
 	arb      *arbiter.Arbiter
-	asksHigh int           // as tap.high
-	ask      chan func()   // run by the engine
-	wants    chan wanted   // taken note of by the engine
+	asksHigh int         // as tap.high
+	ask      chan func() // run by the engine
+	wants    chan wanted // taken note of by the engine
+	windows  atomic.Pointer[map[moldcast.Session]uint64]
 	ended    chan struct{} // the engine takes no more
 	cold     *cold
 	recovery recovery
@@ -238,6 +240,7 @@ func (c *Channel) engine(ctx context.Context) error {
 			c.look(c.storage())
 			c.watch(now)
 			c.recordDue(now)
+			c.noteWindows(now)
 			n := c.arb.Counters()
 			c.rate.note(ratePoint{now, n.Packets, n.Messages, n.Bytes})
 		}

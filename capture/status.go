@@ -142,6 +142,7 @@ type Timing struct {
 	SkewP99   float64 `json:"skew_p99_seconds"`   // between the lines, as the engine saw them lately; 0: one line
 	Settle    float64 `json:"settle_seconds"`     // how long something missing may be mere disorder now
 	RoundTrip float64 `json:"round_trip_seconds"` // of requests, smoothed; 0: not known
+	Serves    uint64  `json:"server_window"`      // how many of the newest messages a request server surely still has; 0: not known
 }
 
 // Holes is the number of holes over all sessions.
@@ -187,7 +188,7 @@ func (c *Channel) status() Status {
 			ss := sessionStatus(s, x)
 			ss.LagSeconds = x.lag.behind(c.clock.Now(), ss.DurableSeq).Seconds()
 			g := s.Stats()
-			ss.Timing = &Timing{g.Skew.Seconds(), g.Settle.Seconds(), g.RoundTrip.Seconds()}
+			ss.Timing = &Timing{g.Skew.Seconds(), g.Settle.Seconds(), g.RoundTrip.Seconds(), s.Serves(c.clock.Now(), servesFor)}
 			st.Sessions = append(st.Sessions, ss)
 		}
 	}

@@ -1,6 +1,10 @@
 package capture
 
-import "github.com/moldtape/moldtape/moldcast"
+import (
+	"time"
+
+	"github.com/moldtape/moldtape/moldcast"
+)
 
 // maxWants bounds what waits for the engine to take note of.
 const maxWants = 256
@@ -38,3 +42,28 @@ func (c *Channel) takeWants(now moldcast.Instant) {
 
 // Name is the channel's.
 func (c *Channel) Name() string { return c.cfg.Channel }
+
+// servesFor is how long an answer vouches for what its server has.
+const servesFor = 5 * time.Second
+
+// Window is how many of the newest messages of a session some request server
+// surely still has, as of half a second ago, by what it answered in the last
+// seconds; 0: that is not known. It may be called from any goroutine and does
+// not wait.
+func (c *Channel) Window(s moldcast.Session) uint64 {
+	if w := c.windows.Load(); w != nil {
+		return (*w)[s]
+	}
+	return 0
+}
+
+// noteWindows publishes what Window tells.
+func (c *Channel) noteWindows(now moldcast.Instant) {
+	w := map[moldcast.Session]uint64{}
+	for _, s := range c.arb.Sessions() {
+		if n := s.Serves(now, servesFor); n > 0 {
+			w[s.Name()] = n
+		}
+	}
+	c.windows.Store(&w)
+}

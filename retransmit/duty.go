@@ -18,10 +18,10 @@ const (
 
 // Windows tells what senders still answer themselves.
 type Windows interface {
-	// Window is the lowest sequence of a session that its sender surely still
-	// serves, as was seen within the last seconds, up to its newest; false:
-	// that is not known. It must not wait.
-	Window(s moldcast.Session) (from moldcast.Seq, ok bool)
+	// Window is how many of the newest messages of a session its sender surely
+	// still serves, as was seen within the last seconds; 0: that is not known.
+	// It must not wait.
+	Window(s moldcast.Session) uint64
 }
 
 const (
@@ -47,10 +47,10 @@ type leftRequest struct {
 	at      moldcast.Instant
 }
 
-// leave reports whether a request is left to the sender, which serves the
-// session from a sequence on.
-func (d *duty) leave(now moldcast.Instant, from netip.AddrPort, r moldcast.Request, window moldcast.Seq) bool {
-	if r.First < window {
+// leave reports whether a request is left to the sender, which serves the newest
+// window messages before head.
+func (d *duty) leave(now moldcast.Instant, from netip.AddrPort, r moldcast.Request, head moldcast.Seq, window uint64) bool {
+	if r.First >= head || uint64(head-r.First) > window {
 		return false
 	}
 	x := leftRequest{from, r.Session, r.First, now}

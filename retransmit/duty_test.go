@@ -7,12 +7,9 @@ import (
 	"github.com/moldtape/moldtape/moldcast/mcast"
 )
 
-type testWindow map[moldcast.Session]moldcast.Seq
+type testWindow map[moldcast.Session]uint64
 
-func (w testWindow) Window(s moldcast.Session) (moldcast.Seq, bool) {
-	q, ok := w[s]
-	return q, ok
-}
+func (w testWindow) Window(s moldcast.Session) uint64 { return w[s] }
 
 // What the sender serves is left to it once; a request that comes again was not
 // answered by it.
@@ -20,7 +17,7 @@ func TestDuty(t *testing.T) {
 	v := newMemView(1, 1000, func(int) int { return 40 })
 	s2 := session("S2")
 	clock := &testClock{}
-	s, err := New(Config{Conn: newTestConn(), Source: memSource{s1: v, s2: v}, Clock: clock, Duty: BeyondWindow, Windows: testWindow{s1: 900}})
+	s, err := New(Config{Conn: newTestConn(), Source: memSource{s1: v, s2: v}, Clock: clock, Duty: BeyondWindow, Windows: testWindow{s1: 101}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -55,7 +52,7 @@ func TestDutyNeverLeavesTwice(t *testing.T) {
 		now := moldcast.Instant(i) * 20_000
 		from, r := host(i*7%61), moldcast.Request{Session: s1, First: moldcast.Seq(1000 + i*i%997), Count: 1}
 		k := leftRequest{from: from, session: s1, first: r.First}
-		if !d.leave(now, from, r, 1000) {
+		if !d.leave(now, from, r, 2500, 1500) {
 			delete(left, k)
 			continue
 		}

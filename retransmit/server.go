@@ -273,11 +273,12 @@ func (s *Server) handle(now moldcast.Instant, d, o *mcast.Datagram) (n int, why 
 
 // leave reports whether a request is left to the sender.
 func (s *Server) leave(now moldcast.Instant, from netip.AddrPort, r moldcast.Request, v View) bool {
-	window, ok := s.cfg.Windows.Window(r.Session)
-	if _, head := v.Bounds(); !ok || r.First >= head {
+	window := s.cfg.Windows.Window(r.Session)
+	if window == 0 {
 		return false
 	}
-	return s.duty.leave(now, from, r, window)
+	_, head := v.Bounds()
+	return s.duty.leave(now, from, r, head, window)
 }
 
 // putCold hands j to a worker, or counts why not.

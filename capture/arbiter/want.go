@@ -51,3 +51,9 @@ func (a *Arbiter) answerBelow(now moldcast.Instant, s *Session, r moldcast.Range
 	s.asked.Add(r)
 	s.below = moldcast.Range{}
 }
+
+// Serves is how many of the newest messages of s some server surely still has,
+// by what it answered in the last while; 0: that is not known.
+func (s *Session) Serves(now moldcast.Instant, while time.Duration) uint64 {
+	return s.m.Serves(now, while)
+}

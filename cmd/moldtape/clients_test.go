@@ -319,3 +319,71 @@ func TestRequestPortOfOneChannel(t *testing.T) {
 	node.event("stopped")
 	node.exit(0)
 }
+
+// A node that leaves to the sender what that still has: a request is left to it
+// once, one for what has left its ring is answered.
+func TestDutyBeyondTheWindow(t *testing.T) {
+	dir := t.TempDir()
+	const ring = 2000
+	src := newSource(t, ring, 0)
+	node := moldtape(t, dir, "capture", "--line", "127.0.0.1:0", "--rerequest", src.addr(), "--retransmit-duty", "beyond-window", "--retransmit-listen", "127.0.0.1:0", "--http", "127.0.0.1:0")
+	ready := node.event("ready")
+	line, http := lineAddrs(t, ready)[0], ready["http"].(string)
+	stop := make(chan struct{})
+	var sender sync.WaitGroup
+	var head atomic.Uint64
+	sender.Go(func() {
+		q := moldcast.Seq(1)
+		for i := 0; ; i++ {
+			select {
+			case <-stop:
+				return
+			case <-time.After(2 * time.Millisecond):
+			}
+			src.published(q + 10)
+			if i%5 != 3 {
+				_, _ = line.Write(packet(q, q+10))
+			}
+			q += 10
+			head.Store(uint64(q))
+		}
+	})
+	window := 0
+	waitStatus(t, http, func(s map[string]any) bool {
+		list := s["sessions"].([]any)
+		if len(list) == 0 || head.Load() < 2*ring {
+			return false
+		}
+		x := list[0].(map[string]any)
+		window = num(t, x["timing"].(map[string]any), "server_window")
+		return window > 0
+	})
+	a := asker{t, dial(t, ready["retransmit"].(string))}
+	old := moldcast.Request{Session: session, First: 5, Count: 3}
+	if a.ask(old, old) == nil {
+		t.Error("what has left the ring is not answered")
+	}
+	waitStatus(t, http, func(s map[string]any) bool {
+		return num(t, s["sessions"].([]any)[0].(map[string]any), "next_seq") > 2*ring
+	})
+	left := false
+	for i := 0; i < 100 && !left; i++ {
+		young := moldcast.Request{Session: session, First: moldcast.Seq(head.Load()) - 5, Count: 1}
+		left = a.ask(young, old) == nil &&
+			num(t, httpStatus(t, http)["requests"].(map[string]any)["refused"].(map[string]any), "within_window") > 0
+		if left && a.ask(young, young) == nil {
+			t.Error("what the sender did not answer is not answered either")
+		}
+	}
+	if !left {
+		t.Errorf("nothing is left to the sender, whose window is %d", window)
+	}
+	close(stop)
+	sender.Wait()
+	node.signal(syscall.SIGTERM)
+	node.event("stopped")
+	node.exit(0)
+	if window > ring {
+		t.Errorf("window %d of a ring of %d", window, ring)
+	}
+}

@@ -1,5 +1,7 @@
 package gap
 
+import "time"
+
 // Want says that somebody asks for r: what of it is lost, and would be asked
 // for again only later, has its turn now, at the rate of what is lost. It
 // changes nothing for what is asked for anyway, is on its way, or lies deeper
@@ -71,14 +73,14 @@ func (m *Machine) pollBelow(now Instant) (Request, bool) {
 	return Request{Range: r, Server: m.belowServer, Try: 1}, true
 }
 
-// Serves is how far below the front of the lines, see front, some server surely
-// still has all messages, as of its answers no longer than fresh ago; front is
-// that. 0: that is not known of any.
-func (m *Machine) Serves(now Instant, fresh Instant) (depth uint64, front Seq) {
+// Serves is how far below the front of the lines some server surely still has
+// all messages, by what it answered to requests of the last while; 0: that is
+// not known of any.
+func (m *Machine) Serves(now Instant, while time.Duration) (depth uint64) {
 	for i := range m.servers {
-		if s := &m.servers[i]; s.heard && s.silent < silentAfter && now-s.newest <= fresh {
+		if s := &m.servers[i]; s.heard && s.silent < silentAfter && now-s.newest <= Instant(while) {
 			depth = max(depth, s.safe())
 		}
 	}
-	return depth, m.front()
+	return depth
 }

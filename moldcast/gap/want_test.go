@@ -115,3 +115,52 @@ func TestWantBelow(t *testing.T) {
 		t.Fatal("asked for what is not below")
 	}
 }
+
+// What a server serves is known by its answers, and only for a while: one that
+// has fallen silent, or that was not asked of late, is not vouched for.
+func TestServes(t *testing.T) {
+	m := New(Config{Lines: 1, Servers: 1})
+	const ring = 5000
+	now, head := Instant(1), Seq(1)
+	step := func(answers bool) {
+		now += Instant(time.Millisecond)
+		head += 10
+		if head%50 != 1 { // one packet of five is lost
+			r := Range{head - 10, head}
+			m.Passed(now, 0, r)
+			m.Accept(now, 0, r)
+		}
+		for {
+			q, ok := m.Poll(now)
+			if !ok {
+				break
+			}
+			if answers && q.Range.First+ring >= head {
+				m.Answered(now, 0, q.Range)
+				m.Accept(now, -1, q.Range)
+			}
+		}
+	}
+	const while = 5 * time.Second
+	if d := m.Serves(now, while); d != 0 {
+		t.Fatal(d)
+	}
+	for range 2000 {
+		step(true)
+		if d := m.Serves(now, while); d > ring {
+			t.Fatalf("serves %d of %d", d, ring)
+		}
+	}
+	if m.Serves(now, while) == 0 {
+		t.Fatal("nothing is known though all is answered")
+	}
+	if d := m.Serves(now+Instant(while)+Instant(time.Second), while); d != 0 {
+		t.Fatalf("%d long after the last answer", d)
+	}
+	for range 200 {
+		step(false)
+	}
+	if d := m.Serves(now, while); d != 0 {
+		t.Fatalf("%d of a server that is silent", d)
+	}
+}

@@ -454,7 +454,7 @@ func (n *captureNode) answer(node *config.Node, requests, streams string, archiv
 			return "", "", fmt.Errorf("--retransmit-listen: %w", err)
 		}
 		srv, err := retransmit.New(retransmit.Config{
-			Conn: conn, Source: src, Upstream: n.upstream(channels), Admit: node.Admission(), MTU: node.MTU, Clock: mcast.NewClock(), Log: n.env.log,
+			Conn: conn, Source: src, Upstream: n.upstream(channels), Duty: node.Duty(), Windows: n.upstream(channels), Admit: node.Admission(), MTU: node.MTU, Clock: mcast.NewClock(), Log: n.env.log,
 		})
 		if err != nil {
 			conn.Close()
@@ -483,9 +483,8 @@ func (n *captureNode) answer(node *config.Node, requests, streams string, archiv
 }
 
 // upstream is what the request server of these channels (none: of all) tells
-// what clients ask for that the archive lacks.
-func (n *captureNode) upstream(channels []string) retransmit.Upstream {
-	var u upstream
+// what clients ask for that the archive lacks, and asks what senders still serve.
+func (n *captureNode) upstream(channels []string) (u upstream) {
 	for _, c := range n.channels {
 		if len(channels) == 0 || slices.Contains(channels, c.Name()) {
 			u = append(u, c)
@@ -502,6 +501,17 @@ func (u upstream) Want(s moldcast.Session, r moldcast.Range) {
 	for _, c := range u {
 		c.Want(s, r)
 	}
+}
+
+// Window is what the sender serves; where two channels have the session, the
+// less of both.
+func (u upstream) Window(s moldcast.Session) (window uint64) {
+	for _, c := range u {
+		if n := c.Window(s); n > 0 && (window == 0 || n < window) {
+			window = n
+		}
+	}
+	return window
 }
 
 // background runs a server until close.

@@ -12,6 +12,7 @@ import (
 	"github.com/moldtape/moldtape/moldcast"
 	"github.com/moldtape/moldtape/moldcast/gap"
 	"github.com/moldtape/moldtape/moldcast/mcast"
+	"github.com/moldtape/moldtape/retransmit"
 	"github.com/moldtape/moldtape/retransmit/admit"
 	"github.com/moldtape/moldtape/store"
 )
@@ -46,6 +47,20 @@ func (n *Node) Admission() admit.Config {
 	}
 	return c
 }
+
+// Duty is which requests are answered.
+func (n *Node) Duty() retransmit.Duty {
+	if n.RetransmitDuty == DutyBeyondWindow {
+		return retransmit.BeyondWindow
+	}
+	return retransmit.Always
+}
+
+// The values of RetransmitDuty.
+const (
+	DutyAlways       = "always"
+	DutyBeyondWindow = "beyond-window"
+)
 
 // Limit is a rate as admission has it.
 func Limit(requests float64) admit.Rate {

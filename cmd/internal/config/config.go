@@ -29,6 +29,7 @@ type Node struct {
 	RetainEvery time.Duration
 
 	RetransmitListen string
+	RetransmitDuty   string // always or beyond-window
 	MTU              int
 	Allow            []string
 	RatePerClient    float64
@@ -99,7 +100,7 @@ func Default() Node {
 		Sync: store.DefaultSync, SegmentSize: 1 << 30, Reserve: store.DefaultReserve,
 		QueueBytes: Unset, Keep: Unset, MaxBytes: Unset, RetainEvery: time.Minute, NakRateTotal: Unset,
 		RX: mcast.Auto.String(), RXRing: mcast.DefaultRingSize,
-		MTU: 1500, Streams: DefaultStreams(), RatePerClient: defaultPerClient, RateTotal: defaultTotal,
+		RetransmitDuty: DutyAlways, MTU: 1500, Streams: DefaultStreams(), RatePerClient: defaultPerClient, RateTotal: defaultTotal,
 	}
 }
 
@@ -137,6 +138,7 @@ func (n *Node) Fields() []Field {
 		{"max_bytes", "max-bytes", "while capturing, remove the oldest segments until the archive takes at most this much", Optional{Size{&n.MaxBytes}, func() bool { return n.MaxBytes < 0 }}},
 		{"retain_every", "retain-every", "how often --keep and --max-bytes are applied", Duration{&n.RetainEvery}},
 		{"retransmit_listen", "retransmit-listen", "serve requests for all that is archived on this UDP `HOST:PORT`", text{&n.RetransmitListen}},
+		{"retransmit_duty", "retransmit-duty", "`always|beyond-window`: answer all requests, or leave to the sender what it surely still answers itself", text{&n.RetransmitDuty}},
 		{"mtu", "mtu", "MTU of answers, in `BYTES`", integer{&n.MTU}},
 		{"allow", "allow", "answer only clients in this `CIDR` (repeat; default loopback, private and link-local addresses)", texts{&n.Allow}},
 		{"rate_per_client", "rate-per-client", "requests a second answered to one client, 0 for no limit (clients on this machine, unless given: 200000)", Rate{&n.RatePerClient}},

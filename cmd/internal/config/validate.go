@@ -111,6 +111,9 @@ func (n *Node) Validate() []Problem {
 	if n.RetainEvery < time.Second {
 		ps.add("retain_every", " %v: want at least 1s", n.RetainEvery)
 	}
+	if n.RetransmitDuty != DutyAlways && n.RetransmitDuty != DutyBeyondWindow {
+		ps.add("retransmit_duty", " %q: want %s or %s", n.RetransmitDuty, DutyAlways, DutyBeyondWindow)
+	}
 	if n.MTU < 128 || n.MTU > 65535 {
 		ps.add("mtu", " %d: want 128 to 65535", n.MTU)
 	}
