@@ -27,8 +27,10 @@ const (
 	// wantFor is how long a client that asked is kept in mind, to be answered
 	// when what it wants has come. Later its retry finds it.
 	wantFor = 250 * time.Millisecond
-	// wantLook is how often it is looked whether it has come.
+	// wantLook is how often it is looked whether it has come, while no more than
+	// wantFew wait; else more rarely, so that looking takes no more time.
 	wantLook = 2 * time.Millisecond
+	wantFew  = 128
 
 	maxWants   = 256  // ranges
 	maxWaiters = 1024 // requests that wait for one
@@ -231,11 +233,13 @@ func (s *Server) await(ctx context.Context) {
 			return
 		case <-s.up.kick:
 		}
-		for s.waiting() > 0 {
-			select {
-			case <-ctx.Done():
-				return
-			case <-look.C:
+		for n := s.waiting(); n > 0; n = s.waiting() {
+			for range 1 + n/wantFew {
+				select {
+				case <-ctx.Done():
+					return
+				case <-look.C:
+				}
 			}
 			s.up.Lock()
 			arrived, over := s.up.due(s.cfg.Clock.Now(), there)

@@ -21,7 +21,9 @@
 //     than Limits.Jump below, only in the first Limits.StartWindow of a
 //     session that began live, and confirmed likewise.
 //   - Answers are taken for sessions that were asked for. They fill what was
-//     asked for and is missing; they reveal nothing.
+//     asked for and is missing; they reveal nothing. Only one to a request for
+//     what lies below the first sequence, because a client wants it, moves that
+//     down (Want).
 //
 // At most Limits.HeldPackets are held; the oldest makes room.
 //

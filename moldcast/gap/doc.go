@@ -50,6 +50,10 @@
 // What was missing before (Resume, Extend) has its turn after what goes
 // missing now, and what is lost after both, with a tenth of the requests.
 //
+// What is lost and somebody wants (Want) has its turn at once, though at no
+// higher rate. What somebody wants from below the start (WantBelow) is asked for
+// once and is no gap.
+//
 // What an owner fetches by other means it reserves (Reserve): it is not asked
 // for until it is released.
 //
