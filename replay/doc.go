@@ -9,7 +9,9 @@
 // time of their packets, and copies finished datagrams into chunks of a
 // bounded queue. The sender thread takes them off, waits for the instant that
 // package pace gives, and sends what is due together as one batch. From queue
-// to batch nothing is allocated and no lock is taken.
+// to batch nothing is allocated and no lock is taken. How it waits says Spin;
+// how fast it catches up when it was held up, pace.Limiter; what came of it, the
+// Report, in memory of fixed size however long the replay.
 //
 // # Invariants
 //
@@ -20,7 +22,9 @@
 //   - All streams run on one clock. Packets go in order of their time; packets
 //     of one stream always in order of their sequence, whatever their stamps.
 //   - What a Sender did not take is not counted and not published. It is tried
-//     again for Config.SendRetry, then the replay fails.
+//     again for Config.SendRetry, then the replay fails. The user can end it
+//     meanwhile.
+//   - A reader that is too slow makes packets late; the schedule stays.
 //   - A Space's published sequence moves only after a Sender took the packet.
 //   - A range that the archive lacks, or cannot read, is never made up: it is
 //     skipped, stops the replay, or is waited for (HoleAction).

@@ -757,6 +757,29 @@ func TestSendTroubleIsBounded(t *testing.T) {
 	})
 }
 
+// A user who has enough does not wait for the tries to end.
+func TestSendTroubleIsInterruptible(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		w := newWire(t)
+		w.fails = func(call int) (int, error) {
+			if call >= 2 {
+				return 0, errBroken
+			}
+			return 99, nil
+		}
+		p, result, cancel := start(t, Config{Streams: []Stream{train(0, s1).stream(w)}, SendRetry: time.Hour})
+		after(5 * time.Second)
+		cancel()
+		rep, err := result()
+		if !errors.Is(err, ErrInterrupted) || rep.Packets != 1 || rep.SendErrors < 30 || p.Published(0) != 2 {
+			t.Errorf("%v, published %d, report %+v", err, p.Published(0), rep)
+		}
+		if d := time.Since(w.since); d > 6*time.Second {
+			t.Errorf("ended after %v", d)
+		}
+	})
+}
+
 // Each packet is held to its own due time, also in a batch that went in two
 // parts.
 func TestLatenessOfABatchInParts(t *testing.T) {

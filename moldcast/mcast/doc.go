@@ -56,6 +56,18 @@
 // thread for a moment after it blocked. A program that runs several RXs on few
 // cores should raise GOMAXPROCS by the number of RXs.
 //
+// # Sending
+//
+// A Conn tries every datagram of a batch, and skips what the system refuses. An
+// InOrder stops there and says how many went, and takes for sent only what was:
+// the kernel reports as sent what the queue of an interface drops (unless
+// IP_RECVERR is set), and what an interface without a carrier does. DialInOrder
+// sends by UDP, DialPacket by frames: headers made here, one sendmmsg for up to
+// 64 of them with the payloads where they lie, past the queueing discipline. What
+// such frames pass by is also what would have looped them back to this host's own
+// receivers, fragmented them (a UDP socket does that for what is too long), and
+// found a neighbour's hardware address: so multicast only.
+//
 // # Invariants
 //
 //   - Nothing allocates per datagram, except for one longer than a ring's slot,

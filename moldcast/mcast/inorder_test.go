@@ -156,6 +156,51 @@ func TestPacketFrames(t *testing.T) {
 	}
 }
 
+// A VLAN, and a bond, are interfaces like any other.
+func TestPacketFramesByVLANAndBond(t *testing.T) {
+	for _, kind := range []string{"vlan", "bond"} {
+		t.Run(kind, func(t *testing.T) {
+			if !inNamespace(t) {
+				return
+			}
+			cable(t)
+			out, in := "va", "vb"
+			switch kind {
+			case "vlan":
+				ip(t, "link add link va name va.5 type vlan id 5")
+				ip(t, "link add link vb name vb.5 type vlan id 5")
+				out, in = "va.5", "vb.5"
+			case "bond":
+				ip(t, "link add bo type bond mode active-backup")
+				ip(t, "link set va down")
+				ip(t, "link set va master bo")
+				out = "bo"
+			}
+			ip(t, "addr add 10.78.0.1/24 dev "+out)
+			for _, dev := range []string{"va", out, in} {
+				ip(t, "link set "+dev+" up")
+			}
+			write(t, "/proc/sys/net/ipv4/conf/"+in+"/accept_local", "1")
+			write(t, "/proc/sys/net/ipv4/conf/"+in+"/rp_filter", "0")
+			untilRunning(t, out, in)
+			group := netip.MustParseAddrPort("239.130.1.3:26400")
+			rx := must[*Conn](t)(Listen(ListenConfig{Addr: group, Interface: in}))
+			defer rx.Close()
+			tx := must[InOrder](t)(DialPacket(SendConfig{Addr: group, Interface: out}))
+			defer tx.Close()
+			batch := [][]byte{[]byte("a"), bytes.Repeat([]byte("b"), 1472), bytes.Repeat([]byte("c"), 3000)}
+			if n := must[int](t)(tx.Send(batch)); n != 3 {
+				t.Fatalf("%d of 3 sent", n)
+			}
+			for i, d := range read(t, rx, 3, 4096) {
+				if !bytes.Equal(d.Data, batch[i]) || d.Src.Addr() != netip.MustParseAddr("10.78.0.1") {
+					t.Errorf("datagram %d: %d bytes from %v", i, len(d.Data), d.Src)
+				}
+			}
+		})
+	}
+}
+
 // What stands in the way is an error that says so, and none of it is sent.
 func TestPacketRefuses(t *testing.T) {
 	if !inNamespace(t) {

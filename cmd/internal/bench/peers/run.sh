@@ -59,5 +59,6 @@ wanted() { [ -z "$only" ] || [ "$only" = "$1" ]; }
 ! wanted rx || inside "$tmp/rx" compare "$runs" $c
 # shellcheck disable=SC2086
 ! wanted tape || inside "$tmp/tape" compare -moldtape "$tmp/moldtape" -runs "$runs" $quick "$@"
+[ "$only" = tx ] || set --
 # shellcheck disable=SC2086
 ! wanted tx || inside "$tmp/tx" compare -moldtape "$tmp/moldtape" -runs "$runs" $quick "$@"
