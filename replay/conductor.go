@@ -58,6 +58,7 @@ type conductor struct {
 	loop    int
 
 	steps   int  // packets to send though the clock stands
+	stepTo  int  // messages, likewise
 	started bool // the read-ahead was full since it was made
 	paused  bool // by the user
 	holding bool // for a hole
@@ -206,10 +207,13 @@ func (c *conductor) turn(ctx context.Context) (done bool, err error) {
 		c.next++
 		return false, c.hole(it)
 	}
-	if c.steps > 0 && !c.sched.Running() && it.kind == packet {
-		c.steps--
+	if (c.steps > 0 || c.stepTo > 0) && !c.sched.Running() {
+		c.steps, c.stepTo = max(c.steps-1, 0), max(c.stepTo-int(it.msgs), 0)
 		c.sched.Step(it.time)
-		return false, c.send(ctx, it, now, true)
+		if it.kind == packet {
+			return false, c.send(ctx, it, now, true)
+		}
+		due = now
 	}
 	if due > now {
 		c.w.Until(min(due, beat), c.p.wake)
@@ -281,7 +285,11 @@ func (c *conductor) clock(now moldcast.Instant) {
 	}
 	s := &c.p.status
 	s.waiting.Store(c.holding)
-	s.position.Store(uint64(c.sched.Position(now)))
+	at := c.sched.Position(now)
+	if c.seeking {
+		at = c.target
+	}
+	s.position.Store(uint64(at))
 	s.packets.Store(c.rep.Packets)
 	s.messages.Store(c.rep.Messages)
 	speed := c.sched.Speed()
@@ -289,6 +297,9 @@ func (c *conductor) clock(now moldcast.Instant) {
 		speed = 0
 	}
 	s.speed.Store(math.Float64bits(speed))
+	if c.p.awaited.Load() && (c.drained || c.steps == 0 && c.stepTo == 0) {
+		c.p.obeyed()
+	}
 }
 
 // obey takes up what the user wants.
@@ -307,15 +318,19 @@ func (c *conductor) obey(now moldcast.Instant) error {
 	case o.pause:
 		c.paused = true
 	case o.resume:
-		c.paused, c.steps = false, 0
+		c.paused, c.steps, c.stepTo = false, 0, 0
 	}
 	if o.toggle {
 		c.paused = !c.paused
 		if !c.paused {
-			c.steps = 0
+			c.steps, c.stepTo = 0, 0
 		}
 	}
-	c.steps += o.steps
+	c.steps = min(c.steps+o.steps, maxSteps)
+	c.stepTo = min(c.stepTo+o.stepTo, maxSteps)
+	if o.speed != 0 {
+		c.sched.Set(now, o.speed)
+	}
 	if o.scale != 0 {
 		c.sched.Scale(now, o.scale)
 	}
@@ -328,13 +343,13 @@ func (c *conductor) obey(now moldcast.Instant) error {
 				to = c.target
 			}
 		}
-		c.seek(now, to+moldcast.Stamp(o.by))
+		c.seek(now, to+moldcast.Stamp(o.by), o.seq)
 	}
 	return nil
 }
 
-// seek moves every stream to recorded time t.
-func (c *conductor) seek(now moldcast.Instant, t moldcast.Stamp) {
+// seek moves every stream to recorded time t, one of them to a sequence there.
+func (c *conductor) seek(now moldcast.Instant, t moldcast.Stamp, seq place) {
 	for _, s := range c.cfg.Streams {
 		if s.SeqAt == nil {
 			return
@@ -349,9 +364,15 @@ func (c *conductor) seek(now moldcast.Instant, t moldcast.Stamp) {
 	for i := range c.streams {
 		o := &c.streams[i]
 		o.jumped, o.ending, o.ended = true, false, false
+		o.space.ended.Store(false)
 	}
 	c.seeking, c.target = true, t
-	c.read(func(i int) moldcast.Seq { return c.cfg.Streams[i].SeqAt(t) })
+	c.read(func(i int) moldcast.Seq {
+		if seq.seq != 0 && seq.stream == i {
+			return seq.seq
+		}
+		return c.cfg.Streams[i].SeqAt(t)
+	})
 }
 
 // head is the next item, or nil where there is none now.
@@ -495,15 +516,26 @@ func (c *conductor) retry(ctx context.Context, t *trouble, o *outlet, err error)
 // account takes in that items were sent between before and after.
 func (c *conductor) account(o *outlet, items []item, dues []moldcast.Instant, before, after moldcast.Instant) {
 	n := moldcast.Instant(len(items))
+	var late, most moldcast.Instant
 	for i := range items {
 		it := &items[i]
 		c.rep.Messages += uint64(it.msgs)
 		c.rep.Bytes += uint64(it.bytes)
-		c.rec.add(dues[i], before+(after-before)*moldcast.Instant(i+1)/n)
+		at := before + (after-before)*moldcast.Instant(i+1)/n
+		c.rec.add(dues[i], at)
+		if !c.cfg.Pace.Max {
+			late = at - dues[i]
+			most = max(most, late)
+		}
 		o.space.sent(moldcast.Range{First: it.first, Next: it.next}, o.jumped)
 		o.jumped = false
 	}
 	c.rep.Packets += uint64(n)
+	st := &c.p.status
+	st.late.Store(int64(late))
+	if int64(most) > st.lateMax.Load() {
+		st.lateMax.Store(int64(most))
+	}
 	o.silent = after
 	if !c.any {
 		c.any, c.firstTime = true, items[0].time
@@ -535,6 +567,7 @@ func (c *conductor) end(ctx context.Context, o *outlet, seq moldcast.Seq, now mo
 	}
 	now = max(now, c.w.Now())
 	o.ended, o.endAt, o.silent = true, now, now
+	o.space.ended.Store(true)
 	c.nextBeat = min(c.nextBeat, now)
 	c.p.status.ended.Store(c.allEnded())
 	return nil

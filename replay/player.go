@@ -46,6 +46,7 @@ type Status struct {
 	Waiting           bool           // for a hole to be filled
 	Ended             bool           // End of Session was sent for every stream
 	Loop              int            // from 1
+	Late, MostLate    time.Duration  // of the last packet, and of any, against when it was due; negative: early
 }
 
 // Player replays its streams once. Its methods may be called from any
@@ -55,15 +56,20 @@ type Player struct {
 	wake   chan struct{} // cap 1: the sender's thread looks at the world again
 	spaces atomic.Pointer[[]*Space]
 
+	awaited atomic.Bool // somebody waits in Settled
+
 	mu struct {
 		sync.Mutex
 		started bool
+		over    bool
 		orders  orders
+		obeyed  chan struct{} // closed when orders were taken up; nil: nobody waits
 	}
 
 	status struct {
 		packets, messages, position, speed, loop atomic.Uint64
 		paused, waiting, ended                   atomic.Bool
+		late, lateMax                            atomic.Int64 // ns
 	}
 }
 
@@ -77,9 +83,12 @@ type orders struct {
 	scale  float64 // 0: none
 	by     time.Duration
 	to     moldcast.Stamp
-	seek   bool // to by
-	seekTo bool // to to, then by by
+	seek   bool  // to by
+	seekTo bool  // to to, then by by
+	seq    place // where one stream goes, if not to the time
 	steps  int
+	stepTo int     // messages
+	speed  float64 // 0: as it is; before scale
 }
 
 // New makes a Player. Errors wrap ErrConfig or pace.ErrConfig.
@@ -133,6 +142,7 @@ func (p *Player) Status() Status {
 		Packets: s.packets.Load(), Messages: s.messages.Load(),
 		Position: moldcast.Stamp(s.position.Load()), Speed: math.Float64frombits(s.speed.Load()),
 		Paused: s.paused.Load(), Waiting: s.waiting.Load(), Ended: s.ended.Load(), Loop: int(s.loop.Load()),
+		Late: time.Duration(s.late.Load()), MostLate: time.Duration(s.lateMax.Load()),
 	}
 }
 
@@ -164,20 +174,12 @@ func (p *Player) Scale(by float64) {
 // first packet. Messages passed over are not published, those gone back to
 // are published again. It does nothing unless every stream has a SeqAt.
 func (p *Player) SeekBy(d time.Duration) {
-	p.order(func(o *orders) { o.seek = true; o.by += d })
+	p.order(func(o *orders) { o.seek = true; o.by += d; o.seq = place{} })
 }
 
 // SeekTo moves to the first messages at or after t; else as SeekBy.
 func (p *Player) SeekTo(t moldcast.Stamp) {
-	p.order(func(o *orders) { o.seek, o.seekTo, o.to, o.by = true, true, t, 0 })
-}
-
-// Step pauses and sends the next packet at once.
-func (p *Player) Step() {
-	p.order(func(o *orders) {
-		o.pause, o.resume, o.toggle = true, false, false
-		o.steps = min(o.steps+1, 1<<20)
-	})
+	p.order(func(o *orders) { o.seek, o.seekTo, o.to, o.by, o.seq = true, true, t, 0, place{} })
 }
 
 // Quit ends the replay as a cancelled context does.
@@ -224,5 +226,6 @@ func (p *Player) Run(ctx context.Context) (Report, error) {
 		done <- c.run(ctx)
 	}()
 	err = <-done
+	p.finish()
 	return c.report(), err
 }

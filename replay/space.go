@@ -23,6 +23,7 @@ type Space struct {
 		skipped []moldcast.Range // below next, never sent: sorted, apart
 	}
 	anySkipped atomic.Bool
+	ended      atomic.Bool
 }
 
 func newSpace(s moldcast.Session, stream int, first moldcast.Seq) *Space {
@@ -42,6 +43,9 @@ func (s *Space) First() moldcast.Seq { return s.first }
 
 // Published is one past the highest sequence that was sent; First before that.
 func (s *Space) Published() moldcast.Seq { return moldcast.Seq(s.next.Load()) }
+
+// Ended reports whether End of Session was sent.
+func (s *Space) Ended() bool { return s.ended.Load() }
 
 // Clip is the leading part of r that was published: empty where r.First was
 // not, because it is still to come, lies before the range of the replay, or was

@@ -51,6 +51,7 @@ func TestScripts(t *testing.T) {
 			"code":    exitCode,
 			"soup":    soupPull,
 			"flip":    flipBit,
+			"http":    httpCall,
 		},
 	})
 }

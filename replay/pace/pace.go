@@ -178,15 +178,19 @@ func (s *Schedule) Speed() float64 {
 
 // Scale multiplies the speed (the rate, where that paces) from now on, within
 // its bounds. It does nothing where Max paces.
-func (s *Schedule) Scale(now Instant, by float64) {
-	if s.cfg.Max || !(by > 0) {
+func (s *Schedule) Scale(now Instant, by float64) { s.Set(now, s.Speed()*by) }
+
+// Set sets the speed (the rate, where that paces) from now on, within its
+// bounds. It does nothing where Max paces, or speed is not above 0.
+func (s *Schedule) Set(now Instant, speed float64) {
+	if s.cfg.Max || !(speed > 0) {
 		return
 	}
 	s.rebase(now)
 	if s.cfg.Rate != 0 {
-		s.cfg.Rate = min(max(s.cfg.Rate*by, MinRate), MaxRate)
+		s.cfg.Rate = min(max(speed, MinRate), MaxRate)
 	} else {
-		s.cfg.Speed = min(max(s.cfg.Speed*by, MinSpeed), MaxSpeed)
+		s.cfg.Speed = min(max(speed, MinSpeed), MaxSpeed)
 	}
 	s.rescale()
 }

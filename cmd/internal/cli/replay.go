@@ -16,6 +16,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/moldtape/moldtape/cmd/internal/config"
+	"github.com/moldtape/moldtape/cmd/internal/httpd"
 	"github.com/moldtape/moldtape/moldcast"
 	"github.com/moldtape/moldtape/moldcast/mcast"
 	"github.com/moldtape/moldtape/replay"
@@ -47,6 +48,7 @@ type replayFlags struct {
 	retransmitListen  string
 	pacing            pacingFlags
 	ring              uint64
+	http              string
 
 	impair impairFlags
 }
@@ -100,6 +102,7 @@ right seek 10 s, down and up a minute, . sends the next packet, q quits.`,
 	fl.StringVar(&f.retransmitListen, "retransmit-listen", "", "answer requests on `ADDR`, for what was published so far")
 	f.pacing.add(c)
 	fl.Uint64Var(&f.ring, "ring", 0, "answer requests for the newest `N` messages only, as a sender with such a ring does; 0: for all")
+	fl.StringVar(&f.http, "http", "", "status and control on `ADDR` (host:port), see README")
 	f.impair.add(c)
 	e.addJSON(c, "print the summary as JSON on stdout")
 	return c
@@ -155,6 +158,11 @@ func (f *replayFlags) config(c *cobra.Command) (replay.Config, error) {
 		return fail("--loop %d: a session must not begin again under its own name: give --as-session NAME too", f.loop)
 	case f.ring > 0 && f.retransmitListen == "":
 		return fail("--ring %d: nothing is answered without --retransmit-listen", f.ring)
+	}
+	if f.http != "" {
+		if err := parseHostPort("--http", f.http); err != nil {
+			return cfg, err
+		}
 	}
 	if err := f.impair.check(); err != nil {
 		return cfg, err
@@ -375,7 +383,7 @@ func (e *env) replay(c *cobra.Command, args []string, f *replayFlags) (err error
 	if err != nil {
 		return err
 	}
-	return e.play(c.Context(), player, streams, f, listen, func(rep *replay.Report) error {
+	return e.play(c.Context(), player, cfg, streams, f, listen, func(rep *replay.Report) error {
 		return page.write(streams, f.pacing.how(cfg.Pace, rep.TX), rep)
 	})
 }
@@ -518,7 +526,8 @@ func (e *env) replaySockets(streams []*replayStream, f *replayFlags, log *impair
 
 // play runs the player, and beside it what answers requests and the terminal;
 // done is called with what became of it, however it ended.
-func (e *env) play(ctx context.Context, player *replay.Player, streams []*replayStream, f *replayFlags, listen netip.AddrPort, done func(*replay.Report) error) error {
+func (e *env) play(ctx context.Context, player *replay.Player, cfg replay.Config, streams []*replayStream, f *replayFlags, listen netip.AddrPort, done func(*replay.Report) error) error {
+	up := ready{Event: "ready"}
 	var server *retransmit.Server
 	if f.retransmitListen != "" {
 		conn, err := retransmit.Listen(listen, e.log)
@@ -530,8 +539,19 @@ func (e *env) play(ctx context.Context, player *replay.Player, streams []*replay
 			conn.Close()
 			return err
 		}
-		if err := e.printJSON(ready{Event: "ready", Retransmit: conn.LocalAddr().String()}); err != nil {
-			conn.Close()
+		defer conn.Close()
+		up.Retransmit = conn.LocalAddr().String()
+	}
+	web, err := e.listenHTTP(f.http)
+	if err != nil {
+		return err
+	}
+	if web != nil {
+		defer web.Close()
+		up.HTTP = web.Addr().String()
+	}
+	if server != nil || web != nil {
+		if err := e.printJSON(up); err != nil {
 			return err
 		}
 	}
@@ -541,6 +561,11 @@ func (e *env) play(ctx context.Context, player *replay.Player, streams []*replay
 	var serverErr error
 	if server != nil {
 		wg.Go(func() { serverErr = server.Run(beside) })
+	}
+	var webErr error
+	if web != nil {
+		r := &remote{player: player, streams: streams, cfg: cfg, day: *streams[0].view.Info().FirstTime}
+		wg.Go(func() { webErr = httpd.Serve(beside, web, r.handler(), e.log) })
 	}
 	wg.Go(func() { e.console(beside, player) })
 	rep, err := player.Run(ctx)
@@ -570,6 +595,8 @@ func (e *env) play(ctx context.Context, player *replay.Player, streams []*replay
 		return err
 	case derr != nil:
 		return derr
+	case webErr != nil:
+		return fmt.Errorf("--http: %w", webErr)
 	case serverErr != nil:
 		return fmt.Errorf("--retransmit-listen: %w", serverErr)
 	case damagedOf(streams) > 0:

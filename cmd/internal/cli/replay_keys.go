@@ -42,6 +42,8 @@ func (e *env) console(ctx context.Context, p *replay.Player) {
 	}
 }
 
+// progressLine says where the replay is: recorded time, speed, lateness of the
+// last packet and the most of any, and how much has gone.
 func progressLine(s replay.Status) string {
 	at := "starting"
 	if s.Position != 0 {
@@ -58,7 +60,20 @@ func progressLine(s replay.Status) string {
 	case s.Speed == 0:
 		how = "speed max"
 	}
-	return fmt.Sprintf("%s  %s  %d packets  %d messages", at, how, s.Packets, s.Messages)
+	late := ""
+	if s.Speed != 0 && s.Packets > 0 {
+		late = fmt.Sprintf("  late %v, at most %v", brief(s.Late), brief(s.MostLate))
+	}
+	return fmt.Sprintf("%s  %s%s  %d packets  %d messages", at, how, late, s.Packets, s.Messages)
+}
+
+// brief is d to three digits.
+func brief(d time.Duration) time.Duration {
+	unit := time.Duration(1)
+	for d.Abs() >= 1000*unit {
+		unit *= 10
+	}
+	return d.Round(unit)
 }
 
 // readKeys obeys the keys until ctx is done. The terminal gives them one by

@@ -201,7 +201,7 @@ func TestProgressLine(t *testing.T) {
 		want string
 	}{
 		{replay.Status{Speed: 1}, "starting  speed 1  0 packets  0 messages"},
-		{replay.Status{Speed: 4, Position: at, Packets: 3, Messages: 9}, "2026-03-02 10:00:01.500  speed 4  3 packets  9 messages"},
+		{replay.Status{Speed: 4, Position: at, Packets: 3, Messages: 9, Late: 1234567, MostLate: 2 * time.Second}, "2026-03-02 10:00:01.500  speed 4  late 1.23ms, at most 2s  3 packets  9 messages"},
 		{replay.Status{Speed: 4, Position: at, Paused: true}, "2026-03-02 10:00:01.500  paused  0 packets  0 messages"},
 		{replay.Status{Speed: 4, Position: at, Waiting: true}, "2026-03-02 10:00:01.500  waiting for a hole to be filled  0 packets  0 messages"},
 		{replay.Status{Position: at, Ended: true}, "2026-03-02 10:00:01.500  ended  0 packets  0 messages"},

@@ -10,7 +10,6 @@ package httpd
 import (
 	"context"
 	"encoding/json"
-	"errors"
 	"log/slog"
 	"net"
 	"net/http"
@@ -54,7 +53,7 @@ type Server struct {
 	cfg     Config
 	started time.Time
 	disk    *disk
-	http    http.Server
+	http    *http.Server
 
 	turn chan struct{} // holds one token: who has it may read and write the rest
 	last Document
@@ -67,26 +66,18 @@ func New(cfg Config) *Server {
 		cfg.Log = slog.New(slog.DiscardHandler)
 	}
 	s := &Server{cfg: cfg, started: time.Now(), disk: &disk{dir: cfg.Archive}, turn: make(chan struct{}, 1)}
-	s.http = http.Server{
-		Handler: marked(s.Handler()), ConnContext: connContext,
-		ReadTimeout: readTime, WriteTimeout: writeTime, IdleTimeout: idleTime, MaxHeaderBytes: maxHeader,
-		ErrorLog: slog.NewLogLogger(cfg.Log.Handler(), slog.LevelDebug),
-	}
+	s.http = newServer(s.Handler(), cfg.Log)
 	return s
 }
 
 // Serve serves l until ctx is done, which is no error.
 func (s *Server) Serve(ctx context.Context, l net.Listener) error {
-	defer context.AfterFunc(ctx, func() { s.http.Close() })()
 	if s.cfg.Archive != "" {
 		watch, stop := context.WithCancel(ctx)
 		defer stop()
 		go s.disk.watch(watch) // not waited for: the disk may hang
 	}
-	if err := s.http.Serve(&limited{Listener: l, max: maxConns}); !errors.Is(err, http.ErrServerClosed) {
-		return err
-	}
-	return nil
+	return serve(ctx, s.http, l)
 }
 
 // Handler is what Serve serves.
@@ -98,7 +89,7 @@ func (s *Server) Handler() http.Handler {
 			http.Error(w, err.Error(), http.StatusServiceUnavailable)
 			return
 		}
-		writeJSON(w, http.StatusOK, d)
+		WriteJSON(w, http.StatusOK, d)
 	})
 	mux.HandleFunc("GET /healthz", s.healthz)
 	mux.HandleFunc("GET /readyz", s.readyz)
@@ -120,7 +111,8 @@ func (s *Server) Handler() http.Handler {
 	return mux
 }
 
-func writeJSON(w http.ResponseWriter, code int, v any) {
+// WriteJSON answers with v.
+func WriteJSON(w http.ResponseWriter, code int, v any) {
 	w.Header().Set("Content-Type", "application/json")
 	w.WriteHeader(code)
 	_ = json.NewEncoder(w).Encode(v)
@@ -315,7 +307,7 @@ type ChannelHealth struct {
 func (s *Server) healthz(w http.ResponseWriter, r *http.Request) {
 	d, err := s.document(r.Context())
 	if err != nil {
-		writeJSON(w, http.StatusServiceUnavailable, Health{Status: healthStopping, Error: err.Error()})
+		WriteJSON(w, http.StatusServiceUnavailable, Health{Status: healthStopping, Error: err.Error()})
 		return
 	}
 	h, code := Health{Status: healthOK}, http.StatusOK
@@ -325,7 +317,7 @@ func (s *Server) healthz(w http.ResponseWriter, r *http.Request) {
 			h.Channels = append(h.Channels, ChannelHealth{c.Channel, c.State, c.Error, c.Storage})
 		}
 	}
-	writeJSON(w, code, h)
+	WriteJSON(w, code, h)
 }
 
 // Ready is the answer of /readyz: 200 where Ready, else 503.
@@ -354,5 +346,5 @@ func (s *Server) readyz(w http.ResponseWriter, r *http.Request) {
 	if a.Ready = len(a.Reasons) == 0; a.Ready {
 		code = http.StatusOK
 	}
-	writeJSON(w, code, a)
+	WriteJSON(w, code, a)
 }
