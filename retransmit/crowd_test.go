@@ -221,6 +221,9 @@ func TestWireAnyReaders(t *testing.T) {
 				r.at = load.hole.Next
 				continue
 			}
+			if len(k.wire) > chunkBytes+size+30 || k.rng.First/cellMessages != (k.rng.Next-1)/cellMessages {
+				t.Fatalf("a chunk of %d bytes: %v", len(k.wire), k.rng)
+			}
 			part := k.from(r.at, r.near)
 			cut := rapid.IntRange(0, int(k.rng.Next-r.at)).Draw(t, "taken") // a write may be interrupted
 			for range cut {

@@ -216,14 +216,10 @@ func (w *wire) fill(f *feed, l *load, cold bool) bool {
 		close(l.done)
 		return true
 	}
-	old, start, limit := c.room(f, l.at)
+	old, limit := c.room(l.at)
 	w.mu.Unlock()
 
-	k, hole, forGood, err := w.read(f.rec, old, start, limit, cold)
-	if start != l.at && !k.rng.Contains(l.at) && !errors.Is(err, ErrCold) {
-		// The cell's beginning is of no use: it is missing, or there is much of it.
-		k, hole, forGood, err = w.read(f.rec, chunk{}, l.at, limit, cold)
-	}
+	k, hole, forGood, err := w.read(f.rec, old, l.at, limit, cold)
 	if !cold && errors.Is(err, ErrCold) {
 		return false
 	}
@@ -242,12 +238,11 @@ func (w *wire) fill(f *feed, l *load, cold bool) bool {
 	return true
 }
 
-// room is where a chunk for q begins, the one that it continues if any, and
-// where it ends at the latest. REQUIRES: wire.mu.
-func (c *cell) room(f *feed, q moldcast.Seq) (old chunk, start, limit moldcast.Seq) {
+// room is the chunk that one from q on continues, if any, and where it ends at
+// the latest. REQUIRES: wire.mu.
+func (c *cell) room(q moldcast.Seq) (old chunk, limit moldcast.Seq) {
 	base := c.key.at * cellMessages
-	start, limit = q, base+cellMessages
-	if limit < base { // the last cell of all
+	if limit = base + cellMessages; limit < base { // the last cell of all
 		limit = ^moldcast.Seq(0)
 	}
 	for _, k := range c.chunks {
@@ -258,11 +253,7 @@ func (c *cell) room(f *feed, q moldcast.Seq) (old chunk, start, limit moldcast.S
 			limit = min(limit, k.rng.First)
 		}
 	}
-	if len(c.chunks) == 0 {
-		first, _ := f.rec.Bounds()
-		start = min(max(base, first, 1), q)
-	}
-	return old, start, limit
+	return old, limit
 }
 
 // put places k, which may continue one that is there. REQUIRES: mu.
