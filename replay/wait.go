@@ -66,7 +66,7 @@ type SystemWaiter struct {
 func NewWaiter(s Spin) *SystemWaiter {
 	t := time.NewTimer(time.Hour)
 	t.Stop()
-	return &SystemWaiter{origin: time.Now(), timer: t, spin: s, lead: 300 * time.Microsecond, single: runtime.GOMAXPROCS(0) == 1}
+	return &SystemWaiter{origin: time.Now(), timer: t, spin: s, lead: 300 * time.Microsecond, single: min(runtime.GOMAXPROCS(0), runtime.NumCPU()) == 1}
 }
 
 // Now is ns since w was made, plus one: never 0.

@@ -9,7 +9,9 @@ import (
 	"math"
 	"net"
 	"net/netip"
+	"os/exec"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -256,6 +258,47 @@ func TestSendingWhileTheLinkIsDown(t *testing.T) {
 		out.Close()
 		if n, err := out.Send(batch); n != 0 || !errors.Is(err, net.ErrClosed) {
 			t.Errorf("%s closed: %d sent, %v", name, n, err)
+		}
+	}
+}
+
+// What the queue of an interface drops is not taken for sent: tried until it
+// has room, everything arrives.
+func TestSendingIntoAFullQueue(t *testing.T) {
+	if !inNamespace(t) {
+		return
+	}
+	cable(t)
+	if out, err := exec.Command("tc", strings.Fields("qdisc add dev va root tbf rate 16mbit burst 4kb limit 8kb")...).CombinedOutput(); err != nil {
+		t.Skipf("no such queue here: %v: %s", err, out)
+	}
+	group := netip.MustParseAddrPort("239.130.1.2:26400")
+	in := must[*Conn](t)(Listen(ListenConfig{Addr: group, Interface: "vb"}))
+	defer in.Close()
+	out := must[InOrder](t)(DialInOrder(SendConfig{Addr: group, Interface: "va"}))
+	defer out.Close()
+	var batch [][]byte
+	for i := range 500 {
+		batch = append(batch, bytes.Repeat([]byte{byte(i), byte(i >> 8)}, 100))
+	}
+	full := 0
+	for left := batch; len(left) > 0; {
+		n, err := out.Send(left)
+		if left = left[n:]; err == nil {
+			continue
+		}
+		if !errors.Is(err, unix.ENOBUFS) {
+			t.Fatal(err)
+		}
+		full++
+		time.Sleep(time.Millisecond)
+	}
+	if full == 0 {
+		t.Error("the queue was never full")
+	}
+	for i, d := range read(t, in, len(batch), 512) {
+		if !bytes.Equal(d.Data, batch[i]) {
+			t.Fatalf("datagram %d is another", i)
 		}
 	}
 }

@@ -27,8 +27,8 @@ const slack = Instant(100 * time.Microsecond)
 // after a stall of length d the replay is on time again within d·k/(k-1).
 //
 // A sender that does not keep up even so would fall behind for ever. Where
-// lateness grows beyond what it was when the catching up began the slack
-// doubles, until the replay is on time again.
+// lateness grows beyond what it was when the catching up began the slack grows
+// fourfold, each time, until the replay is on time again.
 //
 // The zero value limits nothing. The sender owns it.
 type Limiter struct {
@@ -82,7 +82,7 @@ func (l *Limiter) Sent(due, now Instant) {
 		l.worst = late
 	case late > l.worst+l.slack:
 		l.worst = late
-		l.slack = min(2*l.slack, Instant(time.Minute))
+		l.slack = min(4*l.slack, Instant(time.Minute))
 	}
 	l.due, l.from = due, max(min(at, now), now-l.slack)
 }

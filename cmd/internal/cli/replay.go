@@ -376,6 +376,7 @@ func (e *env) replay(c *cobra.Command, args []string, f *replayFlags) (err error
 		e.log.Warn("--start-at is past: started at once", "start_at", cfg.StartAt.Time())
 	}
 	cfg.Log = e.log
+	raiseProcs(1) // for the sender's thread
 	for _, s := range streams {
 		cfg.Streams = append(cfg.Streams, s.Stream)
 	}
