@@ -79,7 +79,7 @@ func (b *bench) run(a arm, c capture) error {
 type course struct {
 	late50, late99 float64 // how far from its place in the schedule, that begins with the first packet
 	gap50, gap99   float64 // by how much the distance to the packet before is another
-	drift          float64 // the whole, of its length
+	drift          float64 // how much later the last tenth is than the first, in the mean, as a part of the time between
 	lost           float64 // part of the packets that the judge did not see
 }
 
@@ -136,7 +136,7 @@ func measure(c capture, got map[uint64]int64) (x course, err error) {
 	if _, ok := got[first]; !ok || len(got) < len(c.order)/2 {
 		return x, fmt.Errorf("%d of %d packets were seen", len(got), len(c.order))
 	}
-	var late, gap []float64
+	var late, gap, signed []float64
 	lastWas, lastDue, before := int64(0), int64(0), false
 	for i, q := range c.order {
 		at, ok := got[q]
@@ -145,19 +145,30 @@ func measure(c capture, got map[uint64]int64) (x course, err error) {
 			continue
 		}
 		was, due := at-got[first], c.stamps[q]-c.stamps[first]
+		signed = append(signed, float64(was-due))
 		late = append(late, math.Abs(float64(was-due))/1e3)
 		if before && i > 0 {
 			gap = append(gap, math.Abs(float64((was-lastWas)-(due-lastDue)))/1e3)
 		}
 		lastWas, lastDue, before = was, due, true
 	}
+	tenth := max(len(signed)/10, 1)
+	drift := (mean(signed[len(signed)-tenth:]) - mean(signed[:tenth])) / (0.9 * float64(lastDue))
 	slices.Sort(late)
 	slices.Sort(gap)
 	q := func(v []float64, q float64) float64 { return v[int(q*float64(len(v)-1))] }
 	return course{
 		late50: q(late, 0.5), late99: q(late, 0.99), gap50: q(gap, 0.5), gap99: q(gap, 0.99),
-		drift: math.Abs(float64(lastWas)/float64(lastDue) - 1), lost: 1 - float64(len(late))/float64(len(c.order)),
+		drift: math.Abs(drift), lost: 1 - float64(len(late))/float64(len(c.order)),
 	}, nil
+}
+
+func mean(v []float64) float64 {
+	sum := 0.0
+	for _, x := range v {
+		sum += x
+	}
+	return sum / float64(len(v))
 }
 
 // topSpeed is how many packets a second came over the pair, by the interface's
