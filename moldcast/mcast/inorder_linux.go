@@ -144,7 +144,7 @@ func sendOrdered(s *Conn, fd int, hdrs []mmsghdr, poll *[3]unix.PollFd) (sent in
 
 // DialPacket is a socket that sends multicast as Ethernet frames of its own
 // making, by a packet socket: past routing, firewall and queueing discipline
-// (PACKET_QDISC_BYPASS), for about half the CPU. The frames are those that the
+// (PACKET_QDISC_BYPASS), for about two thirds of the CPU. The frames are those that the
 // system's stack would make: group's and interface's hardware addresses, source
 // address and port of a UDP socket that is held meanwhile, TTL, don't-fragment,
 // checksums. What does not fit the interface's MTU goes through that UDP

@@ -63,6 +63,14 @@ func TestMemberOf(t *testing.T) {
 	}
 }
 
+func FuzzMemberOf(f *testing.F) {
+	f.Add([]byte("1\tlo        :     1      V3\n\t\t\t\t010000E0     1 0:00000000\t\t0\n"), "lo")
+	f.Add([]byte("\t\n:\n1 : :\n\t\t"), "")
+	f.Fuzz(func(t *testing.T, list []byte, iface string) {
+		memberOf(list, iface, netip.AddrFrom4([4]byte{224, 0, 0, 1}))
+	})
+}
+
 // sniffer hears every frame on an interface.
 func sniffer(t *testing.T, dev string) func() []byte {
 	t.Helper()
