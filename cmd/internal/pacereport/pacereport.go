@@ -117,9 +117,19 @@ func ratePlot(spans []replay.Span, paced bool) *plot {
 	}
 	p.add("sent", "b", len(spans), x, func(i int) float64 { return per(spans[i].Sent, spans[i]) / most })
 	for _, part := range []float64{0, 0.5, 1} {
-		p.Y = append(p.Y, mark{top + height*(1-part), fmt.Sprintf("%.3g/s", most*part)})
+		p.Y = append(p.Y, mark{top + height*(1-part), perSecond(most * part)})
 	}
 	return p
+}
+
+func perSecond(n float64) string {
+	switch {
+	case n >= 1e6:
+		return fmt.Sprintf("%.3gM/s", n/1e6)
+	case n >= 1000:
+		return fmt.Sprintf("%.3gk/s", n/1000)
+	}
+	return fmt.Sprintf("%.3g/s", n)
 }
 
 // timeAxis marks the time and gives the place of a span.

@@ -74,3 +74,11 @@ func TestPageOfLittle(t *testing.T) {
 		t.Errorf("a schedule of what had none:\n%s", s)
 	}
 }
+
+func TestPerSecond(t *testing.T) {
+	for n, want := range map[float64]string{0: "0/s", 21: "21/s", 999: "999/s", 27_800: "27.8k/s", 1_500_000: "1.5M/s"} {
+		if got := perSecond(n); got != want {
+			t.Errorf("%v: %s, want %s", n, got, want)
+		}
+	}
+}
