@@ -12,6 +12,7 @@ import (
 
 	"github.com/moldtape/moldtape/moldcast"
 	"github.com/moldtape/moldtape/moldcast/gap"
+	"github.com/moldtape/moldtape/replay/burst"
 	"github.com/moldtape/moldtape/replay/pace"
 )
 
@@ -77,6 +78,7 @@ type conductor struct {
 	rec         recorder
 	any         bool
 	firstTime   moldcast.Stamp // recorded, of the first packet
+	lastTime    moldcast.Stamp // the same, of the last one
 	first, last moldcast.Instant
 	due0, due1  moldcast.Instant
 	waitedHoles uint64
@@ -132,7 +134,14 @@ func (c *conductor) read(from func(int) moldcast.Seq) {
 		speed = c.sched.Speed()
 	}
 	c.cur, c.next, c.drained, c.started, c.holding = nil, 0, false, false, false
-	c.ra = startReadAhead(c.cfg, names, from, speed, c.p.poke)
+	var warp *burst.Warp
+	if c.cfg.Stress != (burst.Plan{}) {
+		warp = burst.NewWarp(c.cfg.Stress)
+		if c.seeking {
+			warp.Begin(c.target)
+		}
+	}
+	c.ra = startReadAhead(c.cfg, names, from, speed, warp, c.p.poke)
 }
 
 func (c *conductor) run(ctx context.Context) error {
@@ -179,7 +188,7 @@ func (c *conductor) turn(ctx context.Context) (done bool, err error) {
 	c.clock(now)
 	due, busy := gap.Never, -1
 	if it != nil {
-		if due = c.sched.Due(it.time); it.kind == packet {
+		if due = c.sched.Due(it.place); it.kind == packet {
 			if due = c.limit.Release(due, now); due <= now {
 				busy = int(it.stream)
 			}
@@ -209,7 +218,7 @@ func (c *conductor) turn(ctx context.Context) (done bool, err error) {
 	}
 	if (c.steps > 0 || c.stepTo > 0) && !c.sched.Running() {
 		c.steps, c.stepTo = max(c.steps-1, 0), max(c.stepTo-int(it.msgs), 0)
-		c.sched.Step(it.time)
+		c.sched.Step(it.place)
 		if it.kind == packet {
 			return false, c.send(ctx, it, now, true)
 		}
@@ -285,7 +294,7 @@ func (c *conductor) clock(now moldcast.Instant) {
 	}
 	s := &c.p.status
 	s.waiting.Store(c.holding)
-	at := c.sched.Position(now)
+	at := c.position(now)
 	if c.seeking {
 		at = c.target
 	}
@@ -300,6 +309,14 @@ func (c *conductor) clock(now moldcast.Instant) {
 	if c.p.awaited.Load() && (c.drained || c.steps == 0 && c.stepTo == 0) {
 		c.p.obeyed()
 	}
+}
+
+// position is the recorded time at now; under stress that of the last packet.
+func (c *conductor) position(now moldcast.Instant) moldcast.Stamp {
+	if c.cfg.Stress != (burst.Plan{}) {
+		return c.lastTime
+	}
+	return c.sched.Position(now)
 }
 
 // obey takes up what the user wants.
@@ -338,7 +355,7 @@ func (c *conductor) obey(now moldcast.Instant) error {
 	if o.seek {
 		to := o.to
 		if !o.seekTo {
-			to = c.sched.Position(now)
+			to = c.position(now)
 			if c.seeking {
 				to = c.target
 			}
@@ -446,13 +463,13 @@ func (c *conductor) send(ctx context.Context, it *item, now moldcast.Instant, st
 		}
 		due := now
 		if !step {
-			if due = c.sched.Due(n.time); due > now || c.limit.Release(due, now) > now {
+			if due = c.sched.Due(n.place); due > now || c.limit.Release(due, now) > now {
 				break
 			}
 		}
 		c.limit.Sent(due, now)
 		c.dues[i] = due
-		c.sched.Sent(n.time, int(n.msgs))
+		c.sched.Sent(n.place, int(n.msgs))
 		c.batch = append(c.batch, c.cur.buf[n.at:n.end])
 	}
 	items = items[:len(c.batch)]
@@ -544,6 +561,7 @@ func (c *conductor) account(o *outlet, items []item, dues []moldcast.Instant, be
 			c.first = after
 		}
 	}
+	c.lastTime = items[n-1].time
 	c.last, c.due1 = after, dues[n-1]
 }
 

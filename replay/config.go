@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/moldtape/moldtape/moldcast"
+	"github.com/moldtape/moldtape/replay/burst"
 	"github.com/moldtape/moldtape/replay/pace"
 )
 
@@ -82,6 +83,7 @@ type Config struct {
 
 	Pace    pace.Config
 	CatchUp float64        // how many times as fast as the schedule what is late is made up for: 2; see pace.Limiter
+	Stress  burst.Plan     // makes what is replayed busier; needs pacing by stamps
 	StartAt moldcast.Stamp // wall time of the first packet; 0, or past: as soon as possible
 	Loop    int            // times to play; 0 is 1. More than once: see LoopSession
 
@@ -147,7 +149,12 @@ func (c *Config) Validate() error {
 	fault := func(format string, args ...any) error {
 		return fmt.Errorf("%w: %w", ErrConfig, fmt.Errorf(format, args...))
 	}
+	if err := c.Stress.Validate(); err != nil {
+		return fmt.Errorf("%w: %w", ErrConfig, err)
+	}
 	switch {
+	case c.Stress != (burst.Plan{}) && (c.Pace.Max || c.Pace.Rate != 0):
+		return fault("stress where the stamps do not pace")
 	case len(c.Streams) == 0 || len(c.Streams) > math.MaxUint16:
 		return fault("%d streams, want 1..%d", len(c.Streams), math.MaxUint16)
 	case c.Loop < 1:

@@ -13,6 +13,10 @@
 // how fast it catches up when it was held up, pace.Limiter; what came of it, the
 // Report, in memory of fixed size however long the replay.
 //
+// A stream goes out on one line or several, each of which harms packets by
+// package impair (Impaired). Package burst finds the busiest windows of a
+// recording and makes them busier (Config.Stress).
+//
 // # Invariants
 //
 //   - The clock starts when the read-ahead is full or the sources have ended,
@@ -26,6 +30,8 @@
 //     meanwhile.
 //   - A reader that is too slow makes packets late; the schedule stays.
 //   - A Space's published sequence moves only after a Sender took the packet.
+//   - A packet that a line loses or holds back was published. What is held back
+//     goes before End of Session, and also where a replay is cut short.
 //   - A range that the archive lacks, or cannot read, is never made up: it is
 //     skipped, stops the replay, or is waited for (HoleAction).
 //   - End of Session is sent only when a stream was published to the end of its

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/moldtape/moldtape/moldcast"
+	"github.com/moldtape/moldtape/replay/burst"
 )
 
 // How the read-ahead is cut into chunks. A chunk is what the two sides hand
@@ -27,6 +28,7 @@ type item struct {
 	kind        kind
 	first, next moldcast.Seq
 	time        moldcast.Stamp
+	place       moldcast.Stamp // of the schedule: time, but for Config.Stress
 	reason      moldcast.HoleReason
 }
 
@@ -44,6 +46,7 @@ type readAhead struct {
 	sessions []moldcast.Session // on the wire, by stream
 	feeds    []*feed            // by stream
 	size     int                // of a chunk's buffer
+	warp     *burst.Warp        // nil: places are times
 
 	ready chan *chunk // closed when nothing more comes; err is set before
 	free  chan *chunk
@@ -59,11 +62,12 @@ type readAhead struct {
 	gone chan struct{}
 }
 
-// startReadAhead begins to read each stream from from[stream] on.
-func startReadAhead(cfg *Config, sessions []moldcast.Session, from func(stream int) moldcast.Seq, speed float64, wake func()) *readAhead {
+// startReadAhead begins to read each stream from from[stream] on. warp, where
+// there is one, is the read-ahead's alone.
+func startReadAhead(cfg *Config, sessions []moldcast.Session, from func(stream int) moldcast.Seq, speed float64, warp *burst.Warp, wake func()) *readAhead {
 	ctx, cancel := context.WithCancel(context.Background())
 	r := &readAhead{
-		cfg: cfg, sessions: sessions, wake: wake, stop: cancel, gone: make(chan struct{}),
+		cfg: cfg, sessions: sessions, warp: warp, wake: wake, stop: cancel, gone: make(chan struct{}),
 		size:  max(cfg.ReadAhead/chunks, 2*moldcast.MaxDatagram),
 		ready: make(chan *chunk, chunks), free: make(chan *chunk, chunks),
 	}
@@ -145,7 +149,10 @@ func (r *readAhead) add(ctx context.Context, f *feed) bool {
 		return false
 	}
 	c := r.cur
-	it := item{kind: e.kind, stream: uint16(f.stream), first: e.first, next: e.next, time: e.time, reason: e.reason}
+	it := item{kind: e.kind, stream: uint16(f.stream), first: e.first, next: e.next, time: e.time, place: e.time, reason: e.reason}
+	if r.warp != nil {
+		it.place = r.warp.At(e.time)
+	}
 	if e.kind == packet {
 		n := int(e.next - e.first)
 		it.msgs = uint16(n)

@@ -30,7 +30,8 @@ var allowed = map[string][]string{
 	"store/block":      {"moldcast", "moldcast/gap"},
 	"retransmit":       {"moldcast", "moldcast/mcast", "moldcast/soup", "retransmit/admit"},
 	"retransmit/admit": {"moldcast"},
-	"replay":           {"moldcast", "moldcast/gap", "moldcast/hist", "moldcast/mcast", "replay/impair", "replay/pace"},
+	"replay":           {"moldcast", "moldcast/gap", "moldcast/hist", "moldcast/mcast", "replay/burst", "replay/impair", "replay/pace"},
+	"replay/burst":     {"moldcast"},
 	"replay/impair":    {"moldcast", "moldcast/gap"},
 	"replay/pace":      {"moldcast", "moldcast/gap"},
 }
@@ -43,7 +44,7 @@ var fenced = map[string][]string{
 }
 
 // pure packages may not reach for sockets, files, clocks' goroutines or locks.
-var pure = []string{"moldcast", "moldcast/hist", "moldcast/gap", "moldcast/soup", "moldcast/rejoin", "capture/arbiter", "store/block", "retransmit/admit", "replay/impair", "replay/pace"}
+var pure = []string{"moldcast", "moldcast/hist", "moldcast/gap", "moldcast/soup", "moldcast/rejoin", "capture/arbiter", "store/block", "retransmit/admit", "replay/burst", "replay/impair", "replay/pace"}
 
 var impure = []string{"net", "os", "os/signal", "sync", "syscall", "context", "golang.org/x/sys/unix", "golang.org/x/net/ipv4", "net/http"}
 

@@ -16,6 +16,7 @@ var commands = []func(*env) *cobra.Command{
 	newExportCmd,
 	newSessionsCmd,
 	newShowCmd,
+	newPeaksCmd,
 	newVerifyCmd,
 	newRepairCmd,
 	newPruneCmd,

@@ -51,6 +51,7 @@ type replayFlags struct {
 	http              string
 
 	impair impairFlags
+	stress stressFlags
 }
 
 func newReplayCmd(e *env) *cobra.Command {
@@ -92,6 +93,7 @@ right seek 10 s, down and up a minute, . sends the next packet, q quits.`,
 	fl.StringVar(&f.startAt, "start-at", "", "send the first packet at `TIME`: RFC 3339, or HH:MM:SS[.fraction] of today (UTC)")
 	fl.IntVar(&f.loop, "loop", 1, "play `N` times, each time as a session of its own; needs --as-session")
 	f.ranges.add(c)
+	f.stress.add(c)
 	fl.StringArrayVar(&f.asSession, "as-session", nil, "publish under this session `NAME` (repeat, in the order of the sessions)")
 	fl.StringVar(&f.packets, "packets", "original", "original: the packets as they were; repack: filled up to the MTU")
 	fl.IntVar(&f.mtu, "mtu", 1500, "most `BYTES` of an IP packet, for --packets repack and answers")
@@ -165,6 +167,9 @@ func (f *replayFlags) config(c *cobra.Command) (replay.Config, error) {
 		}
 	}
 	if err := f.impair.check(); err != nil {
+		return cfg, err
+	}
+	if err := f.stress.check(c); err != nil {
 		return cfg, err
 	}
 	if f.startAt != "" {
@@ -349,6 +354,9 @@ func (e *env) replay(c *cobra.Command, args []string, f *replayFlags) (err error
 		e.log.Warn("not replayed", "why", s)
 	}
 	if err := apart(streams, f); err != nil {
+		return err
+	}
+	if err := f.stress.apply(c.Context(), e, streams, &cfg); err != nil {
 		return err
 	}
 	var harms *impairLog
