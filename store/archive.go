@@ -591,13 +591,18 @@ func (s *session) recover(g *segment, wake func()) error {
 func (s *session) commitTails(g *segment, tails []tailRecord, mem []*memBlock) error {
 	b := g.db.NewBatch()
 	defer b.Close()
-	enc, err := block.NewEncoder(block.EncoderOptions{BlockSize: s.a.o.BlockSize})
+	enc, err := newEncoders(&s.a.o, &plans{run: func(learn func()) { learn() }})
 	if err != nil {
 		return err
 	}
+	defer enc.close()
 	lines := slices.Clone(g.lines)
 	for _, m := range mem {
-		if err := m.encode(enc); err != nil {
+		note, err := enc.encode(m, 0)
+		if note != nil {
+			s.a.o.Log.Error("block was encoded wrongly; it is stored as rows", "segment", g.name, "range", m.parsed.Range(), "err", note)
+		}
+		if err != nil {
 			return err
 		}
 		if err := putBlock(b, m); err != nil {

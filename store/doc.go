@@ -192,7 +192,11 @@
 // raw bytes decoded, and an eighth of BlockSize for each block; and what it
 // would cost in blocks of the usual size in the order of sequences. Where that
 // saves the share Options.MergeSaves, and a block at least, it is merged before
-// it is sealed: in the background, while the next segment is written.
+// it is sealed: in the background, while the next segment is written. With
+// CodecAuto it is also where an eighth of its raw bytes, and a block at least,
+// was stored fast: all of it is compressed anew, each block by what was learned
+// of the segment's messages, or as rows where those are smaller. The hashes of
+// a block and of content are of rows, so that none changes.
 //
 //	read       each block once, in the order of sequences, in a window of 32 MiB of
 //	           decoded blocks; one that would have to be read more than four times is left

@@ -35,6 +35,7 @@ type blockRef struct {
 	messages         int
 	patch            bool
 	raw, stored      int
+	codec            block.Codec
 	minTime, maxTime moldcast.Stamp
 	markMin, markMax moldcast.Seq // zero without marks
 }
@@ -87,7 +88,7 @@ func (x *index) add(h *block.Header, id uint64) {
 	x.bytesRaw += uint64(h.RawLen)
 	blk := int32(len(x.blocks))
 	x.blocks = append(x.blocks, blockRef{
-		first: h.First(), messages: h.Messages, patch: h.Patch, raw: h.RawLen, stored: h.StoredLen,
+		first: h.First(), messages: h.Messages, patch: h.Patch, raw: h.RawLen, stored: h.StoredLen, codec: h.Codec,
 		minTime: h.MinTime, maxTime: h.MaxTime, markMin: h.MarkMin, markMax: h.MarkMax,
 	})
 	if h.Patch {

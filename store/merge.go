@@ -15,7 +15,7 @@ import (
 )
 
 // Merging writes what a segment holds anew before it is sealed: in the order
-// of sequences, in blocks of the usual size.
+// of sequences, in blocks of the usual size, compressed well.
 
 const (
 	// DefaultMergeSaves is the default of Options.MergeSaves.
@@ -166,14 +166,33 @@ func (w *window) use(k int32, size int64) bool {
 	return false
 }
 
+// mergeHasty is the share of raw bytes, one in so many, and a block at least,
+// from which on what was stored fast has a segment written anew.
+const mergeHasty = 8
+
+// hastyDue reports whether so much was stored fast that it is to be compressed
+// anew.
+func (x *index) hastyDue(c Codec, blockSize int) bool {
+	hasty := uint64(0)
+	for i := range x.blocks {
+		// What hardly got smaller does not get much smaller by more effort.
+		if b := &x.blocks[i]; c.hasty(b.codec) && b.stored < b.raw-b.raw/10 {
+			hasty += uint64(b.raw)
+		}
+	}
+	return hasty >= uint64(blockSize) && hasty*mergeHasty >= x.bytesRaw
+}
+
 // mergeDue reports whether g, to which nothing is written any more, is to be
 // merged.
 func (s *session) mergeDue(g *segment) (p mergePlan, due bool) {
-	if s.a.o.MergeSaves < 0 {
+	o := &s.a.o
+	if o.MergeSaves < 0 {
 		return p, false
 	}
-	p = planMerge(g.idx.Load(), s.a.o.BlockSize)
-	return p, p.due(s.a.o.MergeSaves)
+	x := g.idx.Load()
+	p = planMerge(x, o.BlockSize)
+	return p, p.due(o.MergeSaves) || p.raw > 0 && x.hastyDue(o.Codec, o.BlockSize)
 }
 
 // leave is left where g was to be merged, else nil.
@@ -381,7 +400,11 @@ func sameContent(x, y *index) error {
 	return nil
 }
 
-// encoderOfMerge is the encoder of merged blocks.
+// encoderOfMerge is the encoder of merged blocks: there is time.
 func (o *Options) encoderOfMerge() (*block.Encoder, error) {
-	return block.NewEncoder(block.EncoderOptions{BlockSize: min(o.BlockSize, block.MaxTarget), Level: o.MergeLevel})
+	level := o.MergeLevel
+	if level == block.Default {
+		level = o.Codec.level(0)
+	}
+	return block.NewEncoder(block.EncoderOptions{BlockSize: min(o.BlockSize, block.MaxTarget), Level: level, Learn: true, Thorough: true})
 }

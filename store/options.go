@@ -70,25 +70,35 @@ type Options struct {
 	// zero Options has none.
 	Reserve int64
 
+	// Codec is in which form blocks are stored. Default: see DefaultOptions; a
+	// zero Options has rows.
+	Codec Codec
+
+	// NoVerify has blocks stored without being decoded, and compared with what
+	// they were made from, before.
+	NoVerify bool
+
 	// MergeSaves has a segment that is no longer written merged before it is
 	// sealed: its blocks written anew in the order of sequences, in the usual
 	// size, where reading it whole then costs less by at least this share.
 	// Negative: never. At most 1. Default 0.33.
 	MergeSaves float64
 
-	// MergeLevel is how hard merged blocks are compressed. Default: as others.
+	// MergeLevel is how hard merged blocks are compressed. Default: as others
+	// when none waits.
 	MergeLevel block.Level
 
+	behind    int  // tests: so many blocks wait more than there are
 	noSalvage bool // tests: what a store does not give is not looked for in its files
 
 	// Clock is the wall clock. Default: the system's.
 	Clock func() time.Time
 }
 
-// DefaultOptions is the zero Options with Sync at its default of 50 ms and
-// Reserve at its default of 16 MiB.
+// DefaultOptions is the zero Options with Sync at its default of 50 ms,
+// Reserve at its default of 16 MiB, and CodecAuto.
 func DefaultOptions() Options {
-	o := Options{Sync: DefaultSync, Reserve: DefaultReserve}
+	o := Options{Sync: DefaultSync, Reserve: DefaultReserve, Codec: CodecAuto}
 	o.EnsureDefaults()
 	return o
 }
@@ -154,7 +164,9 @@ func (o *Options) Validate() error {
 		return fmt.Errorf("reserve %d bytes: want 0..1GiB", o.Reserve)
 	case !(o.MergeSaves <= 1):
 		return fmt.Errorf("share that merging saves %v: want at most 1", o.MergeSaves)
-	case o.MergeLevel > block.None:
+	case int(o.Codec) >= len(codecNames):
+		return fmt.Errorf("codec %d: not known", o.Codec)
+	case o.MergeLevel > block.Hasty:
 		return fmt.Errorf("level of merged blocks %d: not known", o.MergeLevel)
 	case o.Workers < 1 || o.Workers > 64:
 		return fmt.Errorf("workers %d: want 1..64", o.Workers)

@@ -57,8 +57,9 @@ func putJSON(b *pebble.Batch, key []byte, v any) error {
 
 // compress is a worker: it compresses blocks in the order in which they were
 // cut.
-func (w *Writer) compress(enc encoders) {
+func (w *Writer) compress(enc *encoders) {
 	defer w.workers.Done()
+	defer enc.close()
 	s := w.s
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -71,17 +72,21 @@ func (w *Writer) compress(enc encoders) {
 		}
 		m := w.queue[0]
 		w.queue = slices.Delete(w.queue, 0, 1)
-		waiting := len(w.queue)
+		waiting := len(w.queue) + w.a.o.behind
 		m.state = blockEncoding
 		if n := len(w.freeBufs); n > 0 {
 			m.buf, w.freeBufs = w.freeBufs[n-1], w.freeBufs[:n-1]
 		}
 		s.mu.Unlock()
-		err := m.encode(enc.pick(waiting))
+		note, err := enc.encode(m, waiting)
+		if note != nil {
+			w.a.o.Log.Error("block was encoded wrongly; it is stored as rows", "session", s.ref, "range", m.cov.Bounds(), "err", note)
+		}
 		s.mu.Lock()
 		if err != nil {
 			// Only what was not framed can do this, and Append's callers
-			// parsed it. The block stays in memory and is served from there.
+			// parsed it; or what fails its check as rows too. The block stays
+			// in memory and is served from there.
 			w.a.o.Log.Error("block cannot be encoded", "session", s.ref, "range", m.cov.Bounds(), "err", err)
 			if w.err == nil {
 				w.errSince = time.Now()

@@ -137,8 +137,9 @@ func (a *Archive) Writer(channel string, sess moldcast.Session, take int) (*Writ
 	w.fresh()
 	w.publish()
 	s.mu.Unlock()
+	learned := &plans{run: w.workers.Go}
 	for range a.o.Workers {
-		enc, err := newEncoders(min(a.o.BlockSize, block.MaxTarget))
+		enc, err := newEncoders(&a.o, learned)
 		if err != nil {
 			return nil, err // the options were checked
 		}

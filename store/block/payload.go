@@ -46,9 +46,14 @@ func newColumns(o EncoderOptions) *columns {
 
 // UsePlans has the messages of the next blocks foretold by p, at level Dense.
 func (e *Encoder) UsePlans(p *Plans) {
-	if e.col != nil && e.col.plans != p {
-		e.col.plans, e.col.fresh, e.col.wants = p, true, false
+	c := e.col
+	if c == nil || c.plans == p {
+		return
 	}
+	if c.plans != nil {
+		c.rest = min(max(2*c.rest, leastRest), mostRest)
+	}
+	c.plans, c.fresh, c.wants = p, true, false
 }
 
 // Plans are those in use; nil: none.
@@ -74,14 +79,15 @@ func (e *Encoder) payload(dst []byte, b *Block) []byte {
 	}
 	at := len(dst)
 	dst = append(dst, make([]byte, sectionHeader)...)
-	codec := Foretold
-	switch c.level {
-	case Planes:
-		codec = PlanesZstd
-	case Hasty:
+	// Without plans, what columns have in common is found by zstd.
+	codec, plain := Foretold, c.level != Dense || c.plans == nil
+	switch {
+	case c.level == Hasty:
 		codec = PlanesS2
+	case plain:
+		codec = PlanesZstd
 	}
-	dst = c.split.encode(dst, b.rows, c.plans, e.z, c.level != Dense, c.level == Hasty)
+	dst = c.split.encode(dst, b.rows, c.plans, e.z, plain, c.level == Hasty)
 	stored, raw := len(dst)-at-sectionHeader, len(b.rows)
 	c.note(stored, raw)
 	try := c.tryRows(stored, raw)
@@ -114,9 +120,7 @@ func (c *columns) note(stored, raw int) {
 	}
 	c.best = min(c.best, now)
 	c.age++
-	if c.wants = c.plans == nil || now > worse*c.best && c.age >= c.rest; c.wants {
-		c.rest = min(max(2*c.rest, leastRest), mostRest)
-	}
+	c.wants = c.plans == nil || now > worse*c.best && c.age >= c.rest
 }
 
 // times appends the section of times, whose raw form is in e.raw: as lags, or

@@ -18,6 +18,7 @@ import (
 	"github.com/dustin/go-humanize"
 	"github.com/moldtape/moldtape/capture/capfile"
 	"github.com/moldtape/moldtape/cmd/internal/binaryfile"
+	"github.com/moldtape/moldtape/cmd/internal/config"
 	"github.com/moldtape/moldtape/cmd/internal/importer"
 	"github.com/moldtape/moldtape/cmd/internal/itch"
 	"github.com/moldtape/moldtape/cmd/internal/ndjson"
@@ -43,6 +44,8 @@ type importFlags struct {
 	itch     bool
 	filter   []string
 	protocol string
+	codec    string
+	verify   bool
 	strict   bool
 }
 
@@ -80,6 +83,8 @@ are recorded as holes. Importing a file again adds nothing. "-" reads stdin.`,
 	f.BoolVar(&fl.itch, "itch", false, "take the times of a binaryfile from its ITCH 5.0 timestamps, on the day (UTC) of the file's time")
 	f.StringArrayVar(&fl.filter, "filter", nil, "take only the stream to `G:P` of capture files, however its sessions look (repeat for more)")
 	f.StringVar(&fl.protocol, "protocol", "", "moldudp64 or iex-tp: look only for this (default: both)")
+	f.StringVar(&fl.codec, "codec", store.CodecAuto.String(), config.CodecUsage)
+	f.BoolVar(&fl.verify, "verify-blocks", true, config.VerifyUsage)
 	f.BoolVar(&fl.strict, "strict", false, "exit 1 if a session has holes")
 	e.addArchive(c)
 	e.addJSON(c, "print the summary as one JSON document")
@@ -148,6 +153,7 @@ type importRun struct {
 	session  *moldcast.Session // --session
 	filter   []netip.AddrPort
 	protocol capfile.Protocol
+	codec    store.Codec
 	nextSeq  moldcast.Seq // of the next message of a file without sequences
 	index    int64        // how many such messages there were
 
@@ -201,6 +207,9 @@ func (r *importRun) configure(c *cobra.Command) error {
 	if f := r.flags.rate; c.Flags().Changed("rate") && !(f > 0 && f <= 1e9) {
 		return usagef("--rate %v: want messages per second, more than 0 and at most 1e9", f)
 	}
+	if r.codec, err = store.ParseCodec(r.flags.codec); err != nil {
+		return usagef("--codec %v", err)
+	}
 	if r.flags.itch && c.Flags().Changed("rate") {
 		return usagef("--itch and --rate both give the times: want one of them")
 	}
@@ -220,6 +229,7 @@ func (r *importRun) run(ctx context.Context, names []string) error {
 	r.im = importer.New(func() (*store.Archive, error) {
 		o := r.env.storeOptions()
 		o.Sync, o.Wait, o.Quiet = time.Second, true, true
+		o.Codec, o.NoVerify = r.codec, !r.flags.verify
 		return store.OpenOrCreate(r.env.archiveDir(), o)
 	}, time.Now)
 	stop := r.progress()

@@ -24,11 +24,13 @@ const slotBytes = 2048
 // power of two, as all rings.
 func slots(size int64) int { return 1 << (bits.Len64(uint64(size/slotBytes)) - 1) }
 
-// StoreOptions are those of the archive.
+// StoreOptions are those of the archive. n is valid.
 func (n *Node) StoreOptions() store.Options {
 	o := store.DefaultOptions()
 	o.Sync, o.SegmentSize, o.SegmentTime, o.Reserve = n.Sync, n.SegmentSize, n.SegmentTime, n.Reserve
 	o.QueueBytes = n.QueueBytes
+	o.Codec, _ = store.ParseCodec(n.Codec)
+	o.NoVerify = !n.Verify
 	return o
 }
 

@@ -24,6 +24,8 @@ type Node struct {
 	SegmentTime time.Duration
 	Reserve     int64
 	QueueBytes  int64 // bound of what waits for the disk, for each session
+	Codec       string
+	Verify      bool // blocks, before they are stored
 	Keep        time.Duration
 	MaxBytes    int64
 	RetainEvery time.Duration
@@ -94,10 +96,17 @@ const (
 	RXRingUsage = "memory of the receive ring of each interface"
 )
 
+// What the flags of storing say.
+const (
+	CodecUsage  = "how blocks are compressed, `auto|dense|fast|row`: auto is dense, and fast while blocks wait, to be made dense when their segment is sealed"
+	VerifyUsage = "decode each block, and compare it with what it was made from, before it is stored"
+)
+
 // Default is a node of no channel.
 func Default() Node {
 	return Node{
 		Sync: store.DefaultSync, SegmentSize: 1 << 30, Reserve: store.DefaultReserve,
+		Codec: store.CodecAuto.String(), Verify: true,
 		QueueBytes: Unset, Keep: Unset, MaxBytes: Unset, RetainEvery: time.Minute, NakRateTotal: Unset,
 		RX: mcast.Auto.String(), RXRing: mcast.DefaultRingSize,
 		RetransmitDuty: DutyAlways, MTU: 1500, Streams: DefaultStreams(), RatePerClient: defaultPerClient, RateTotal: defaultTotal,
@@ -133,6 +142,8 @@ func (n *Node) Fields() []Field {
 		{"segment_size", "segment-size", "start the next segment at this many stored bytes", Size{&n.SegmentSize}},
 		{"segment_time", "segment-time", "start the next segment after this long; 0: by size only", Duration{&n.SegmentTime}},
 		{"reserve", "reserve", "room kept in ARCHIVE/reserve, to stop in order on a full disk; 0: none", Size{&n.Reserve}},
+		{"codec", "codec", CodecUsage, text{&n.Codec}},
+		{"verify_blocks", "verify-blocks", VerifyUsage, boolean{&n.Verify}},
 		{"queue_bytes", "", "", Optional{Size{&n.QueueBytes}, func() bool { return n.QueueBytes < 0 }}},
 		{"keep", "keep", "while capturing, remove segments that were sealed this long ago, like 90d", Optional{Duration{&n.Keep}, func() bool { return n.Keep < 0 }}},
 		{"max_bytes", "max-bytes", "while capturing, remove the oldest segments until the archive takes at most this much", Optional{Size{&n.MaxBytes}, func() bool { return n.MaxBytes < 0 }}},

@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 	"reflect"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -90,7 +91,7 @@ func TestFieldsAreDistinct(t *testing.T) {
 		case "N":
 			return "7"
 		case "bool":
-			return "true"
+			return strconv.FormatBool(v.String() != "true")
 		}
 		return "seven"
 	}

@@ -98,6 +98,9 @@ func (n *Node) Validate() []Problem {
 	if n.Reserve > 1<<30 {
 		ps.add("reserve", " %d: want 0 to 1GiB", n.Reserve)
 	}
+	if _, err := store.ParseCodec(n.Codec); err != nil {
+		ps.add("codec", " %v", err)
+	}
 	if n.QueueBytes < leastQueue {
 		ps.add("queue_bytes", " %d: want at least 4MiB", n.QueueBytes)
 	}
