@@ -23,9 +23,11 @@ const (
 	modeHuff1  = 3 // Huffman, one stream
 	modeHuff4  = 4 // Huffman, four
 	modeFSE    = 5 // finite state entropy
+	modeSparse = 6 // one byte but for few, in the script
 	maxEntropy = 1 << 16
 	leastHuff4 = 1 << 10
-	leastCoded = 32 // shorter planes go to the group
+	leastCoded = 32  // shorter planes go to the group
+	fewOf      = 128 // one of so many is few
 )
 
 // Compressors of script and group.
@@ -148,7 +150,7 @@ func (w *columnWriter) plane(p []byte) {
 		h[p[i]]++
 	}
 	var most uint32
-	symbols := 0
+	usual, symbols := byte(0), 0
 	scale := 4096 / float32(n)
 	var total, iid float32
 	for k := range h {
@@ -157,13 +159,19 @@ func (w *columnWriter) plane(p []byte) {
 			continue
 		}
 		symbols++
-		most = max(most, x)
+		if x > most {
+			most, usual = x, byte(k)
+		}
 		f := float32(x)
 		total += f * w.nlog[int(f*scale)]
 		iid += f * f
 	}
 	if int(most) == n {
 		w.script = append(w.script, modeConst, p[0])
+		return
+	}
+	if few := n - int(most); few <= n/fewOf && len(w.script) < maxScript/4 {
+		w.sparse(p, usual, few)
 		return
 	}
 	bits := total / float32(n) // a byte
@@ -199,6 +207,20 @@ func (w *columnWriter) plane(p []byte) {
 	}
 	w.script = append(w.script, modeRaw)
 	w.coded = append(w.coded, p...)
+}
+
+// sparse adds a plane that is of one byte but for few.
+func (w *columnWriter) sparse(p []byte, usual byte, few int) {
+	w.script = append(w.script, modeSparse, usual)
+	w.script = binary.AppendUvarint(w.script, uint64(few))
+	next := 0
+	for i, v := range p {
+		if v != usual {
+			w.script = binary.AppendUvarint(w.script, uint64(i-next))
+			w.script = append(w.script, v)
+			next = i + 1
+		}
+	}
 }
 
 // columnReader reads what a columnWriter wrote. The first fault sticks in s,
@@ -313,9 +335,18 @@ func (r *columnReader) plane(dst []byte) {
 	}
 	switch mode := r.s.byte(); mode {
 	case modeConst:
-		v := r.s.byte()
-		for i := range dst {
-			dst[i] = v
+		fillPlane(dst, r.s.byte())
+	case modeSparse:
+		fillPlane(dst, r.s.byte())
+		next := uint64(0)
+		for range r.s.uvarint() {
+			gap, v := r.s.uvarint(), r.s.byte()
+			if gap >= uint64(n)-next {
+				r.s.fail("plane cut short")
+				break
+			}
+			dst[next+gap] = v
+			next += gap + 1
 		}
 	case modeRaw:
 		if len(r.coded) < n {
@@ -345,6 +376,16 @@ func (r *columnReader) plane(dst []byte) {
 	}
 	if r.s.reason != "" {
 		clear(dst)
+	}
+}
+
+func fillPlane(dst []byte, v byte) {
+	if v == 0 {
+		clear(dst)
+		return
+	}
+	for i := range dst {
+		dst[i] = v
 	}
 }
 

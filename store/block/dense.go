@@ -20,12 +20,16 @@ func newSplitter() *splitter {
 	return &splitter{w: newColumnWriter(), counts: make([]uint32, 1<<16), id: make([]uint8, 1<<16)}
 }
 
-// encode appends rows in columns: foretold by plans, which may be nil.
-func (c *splitter) encode(dst, rows []byte, plans *Plans, z *zstd.Encoder, plain, fast bool) []byte {
+// encode appends rows in columns: foretold by plans, which may be nil. It is
+// false where there is more to say of them than a script holds.
+func (c *splitter) encode(dst, rows []byte, plans *Plans, z *zstd.Encoder, plain, fast bool) ([]byte, bool) {
 	for at := 0; at < len(rows); {
 		end, messages := cutPart(rows, at)
 		c.split(rows[at:end], messages, plans, plain)
 		c.columns(rows[at:end], plain)
+		if len(c.w.script) > maxScript {
+			return dst, false
+		}
 		dst = binary.AppendUvarint(dst, uint64(end-at))
 		dst = binary.AppendUvarint(dst, uint64(messages))
 		// The length before what it is of: as wide as it may have to be.
@@ -35,7 +39,7 @@ func (c *splitter) encode(dst, rows []byte, plans *Plans, z *zstd.Encoder, plain
 		binary.BigEndian.PutUint32(dst[size:], uint32(len(dst)-size-4))
 		at = end
 	}
-	return dst
+	return dst, true
 }
 
 // cutPart is where a part ends that begins at at, and how many messages it

@@ -143,6 +143,8 @@
 //	             stream of two states in turn, as of the weights of Huffman trees in
 //	             zstd (4.1, 4.2.1.2), but for symbols to 255 and an accuracy
 //	             of up to 12 bits
+//	           6 u8: what all bytes are but uv of them, for each: uv bytes
+//	             between it and the one before, u8 what it is
 //
 // Modes 3 to 5 are of at most 2^16 bytes. A plane that is split by another one
 // of the same length is two planes: the bytes where that one is 0, then the

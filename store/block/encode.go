@@ -42,7 +42,7 @@ type EncoderOptions struct {
 
 	// Thorough has an encoder of level Dense or Planes try rows too for each
 	// block, and take what is smaller. Without it rows are tried where there
-	// is any doubt, and for one block in 16.
+	// is any doubt, and for one block in 64.
 	Thorough bool
 }
 

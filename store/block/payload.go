@@ -30,7 +30,7 @@ type columns struct {
 // How often rows are tried where columns are well below what they took last;
 // and what is well below.
 const (
-	tryEvery  = 16
+	tryEvery  = 64
 	tryBelow  = 0.85
 	tryChange = 0.1
 	smallRaw  = 32 << 10 // blocks that cost nothing are always tried
@@ -87,7 +87,10 @@ func (e *Encoder) payload(dst []byte, b *Block) []byte {
 	case plain:
 		codec = PlanesZstd
 	}
-	dst = c.split.encode(dst, b.rows, c.plans, e.z, plain, c.level == Hasty)
+	dst, ok := c.split.encode(dst, b.rows, c.plans, e.z, plain, c.level == Hasty)
+	if !ok {
+		return e.section(dst[:at], tagPayload, sectionRequired, b.rows)
+	}
 	stored, raw := len(dst)-at-sectionHeader, len(b.rows)
 	c.note(stored, raw)
 	try := c.tryRows(stored, raw)

@@ -49,10 +49,18 @@ func (c *secondColumns) plane(n int) []byte {
 	out := make([]byte, n)
 	mode := c.r.u8()
 	switch mode {
-	case 0:
+	case 0, 6:
 		v := c.r.take(1)[0]
 		for i := range out {
 			out[i] = v
+		}
+		if mode == 6 {
+			at := 0
+			for k := c.r.uv(); k > 0; k-- {
+				at += int(c.r.uv())
+				out[at] = c.r.take(1)[0]
+				at++
+			}
 		}
 		return out
 	case 1:
