@@ -106,7 +106,7 @@ func (w *SystemWaiter) Until(t moldcast.Instant, wake <-chan struct{}) {
 			nap(left - w.lead)
 			w.learn(time.Duration(w.Now() - aim))
 		default:
-			w.lead = max(w.lead-w.lead/256, minLead) // or it would stay where packets are closer than that
+			w.lead = max(w.lead-w.lead/1024, minLead) // or it would stay where packets are closer than that
 			if w.burn(t, nil) {
 				return
 			}

@@ -121,7 +121,7 @@ func TestRest(t *testing.T) {
 	w.lead = maxLead
 	before := w.lead
 	at := w.Now() + moldcast.Instant(100*time.Microsecond)
-	if w.Until(at, nil); w.Now() < at || w.lead == before-before/256 {
+	if w.Until(at, nil); w.Now() < at || w.lead == before-before/1024 {
 		t.Error("it spun while it was to rest")
 	}
 }
