@@ -300,6 +300,20 @@ const (
 	snapshotRoom = 64 << 20
 )
 
+// fill reads until b is full or src ends, by io.EOF: an upload that breaks off
+// gives io.ErrUnexpectedEOF, which io.ReadFull does not tell from that.
+func fill(src io.Reader, b []byte) (n int, end bool, err error) {
+	for n < len(b) {
+		k, err := src.Read(b[n:])
+		if n += k; err == io.EOF {
+			return n, true, nil
+		} else if err != nil {
+			return n, false, err
+		}
+	}
+	return n, false, nil
+}
+
 // writeSnapshot writes src to path, a new file, and syncs it. h gets size and
 // sum. room is asked now and then, with how much was written.
 func writeSnapshot(fs vfs.FS, path string, h *snapshotHeader, src io.Reader, room func() error) (err error) {
@@ -319,8 +333,8 @@ func writeSnapshot(fs vfs.FS, path string, h *snapshotHeader, src io.Reader, roo
 	buf := make([]byte, SnapshotPiece+4)
 	unsynced := 0
 	for {
-		n, err := io.ReadFull(src, buf[:SnapshotPiece])
-		if err != nil && err != io.EOF && err != io.ErrUnexpectedEOF {
+		n, end, err := fill(src, buf[:SnapshotPiece])
+		if err != nil {
 			return fmt.Errorf("reading what is to be stored: %w", err)
 		}
 		if n == 0 {
@@ -341,7 +355,7 @@ func writeSnapshot(fs vfs.FS, path string, h *snapshotHeader, src io.Reader, roo
 				return err
 			}
 		}
-		if err != nil {
+		if end {
 			break
 		}
 	}

@@ -385,7 +385,8 @@ func (n *captureNode) serve(node *config.Node, archive *store.Archive, sink *arc
 	if t, ok := l.Addr().(*net.TCPAddr); ok && !t.IP.IsLoopback() {
 		n.env.log.Warn("status and metrics are served to whoever reaches this address: there is no authentication", "http", ready.HTTP)
 	}
-	cfg := httpd.Config{Status: n.status, Archive: n.env.archiveDir(), Version: version(), Pprof: node.Pprof, Log: n.env.log}
+	cfg := httpd.Config{Status: n.status, Archive: n.env.archiveDir(), Version: version(), Pprof: node.Pprof, Log: n.env.log,
+		Snapshots: &httpd.Snapshots{Archive: archive, Max: node.SnapshotMax}}
 	if len(n.requests) > 0 {
 		cfg.Requests, cfg.Clients = n.requestStats, n.clients
 	}

@@ -40,6 +40,7 @@ type Node struct {
 	HTTP             string
 	Pprof            bool
 	AckKey           string // a file
+	SnapshotMax      int64 // bytes
 
 	NakRateTotal int    // requests a second, of all channels
 	RX           string // auto, udp or ring
@@ -155,6 +156,7 @@ func (n *Node) Fields() []Field {
 		{"rate_per_client", "rate-per-client", "requests a second answered to one client, 0 for no limit (clients on this machine, unless given: 200000)", Rate{&n.RatePerClient}},
 		{"rate_total", "rate-total", "requests a second answered in all, 0 for no limit", Rate{&n.RateTotal}},
 		{"http", "http", "serve /status, /metrics, /healthz and /readyz on this TCP `HOST:PORT`, to whoever reaches it: there is no authentication", text{&n.HTTP}},
+		{"snapshot_max", "snapshot-max", "take snapshots of applications of at most this much there, from whoever reaches it (PUT /snapshots/CHANNEL/SESSION?seq=N); 0: none", Size{&n.SnapshotMax}},
 		{"pprof", "pprof", "serve /debug/pprof/ there too", boolean{&n.Pprof}},
 		{"ack_key", "ack-key", "make acknowledgements with the key in `FILE` (16 to 4096 bytes), as publish --ack-key", text{&n.AckKey}},
 		{"nak_rate_total", "nak-rate-total", "most requests a second of all channels together, `N` (default the highest --nak-rate of one)", Optional{integer{&n.NakRateTotal}, func() bool { return n.NakRateTotal < 0 }}},

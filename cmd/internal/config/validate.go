@@ -133,6 +133,9 @@ func (n *Node) Validate() []Problem {
 	if _, err := ParseAllow(n.Allow); err != nil {
 		ps.add("allow", " %v", err)
 	}
+	if n.SnapshotMax != 0 && n.HTTP == "" {
+		ps.add("snapshot_max", " goes with {http}")
+	}
 	if n.Pprof && n.HTTP == "" {
 		ps.add("pprof", " goes with {http}")
 	}

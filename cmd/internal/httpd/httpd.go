@@ -4,7 +4,9 @@
 // asked for its status at most every MaxAge for all of them together, each
 // request has time-outs, and connections and headers are bounded.
 //
-// There is no authentication: whoever reaches the address reads all of it.
+// There is no authentication: whoever reaches the address reads all of it, and,
+// where the node takes snapshots, stores some: they overwrite nothing, and are on
+// record with their address.
 package httpd
 
 import (
@@ -46,6 +48,8 @@ type Config struct {
 	Version  string
 	Pprof    bool         // serve /debug/pprof/ too
 	Log      *slog.Logger // default none
+
+	Snapshots *Snapshots // nil: none are served
 }
 
 // Server serves a node.
@@ -94,6 +98,9 @@ func (s *Server) Handler() http.Handler {
 	mux.HandleFunc("GET /healthz", s.healthz)
 	mux.HandleFunc("GET /readyz", s.readyz)
 	mux.HandleFunc("GET /metrics", s.metrics)
+	if s.cfg.Snapshots != nil {
+		s.snapshots(mux, s.cfg.Snapshots)
+	}
 	if s.cfg.Pprof {
 		// A profile takes as long as was asked for.
 		slow := func(h http.HandlerFunc) http.HandlerFunc {
