@@ -42,6 +42,8 @@ type reader struct {
 	session moldcast.Session
 	feed    *feed
 	found   chan found // what a login asked for; nil: none is looked for
+	opening chan found // the same, until it is accepted: it may hold a snapshot
+	snap    *sending   // what is sent before the messages; nil: nothing
 	load    *load      // what is waited for; nil: nothing
 	near    spot       // where the next message is
 	out     []byte     // frames, the first perhaps in part, and how much of them is written
@@ -71,6 +73,8 @@ type found struct {
 	session moldcast.Session
 	rec     Recording
 	first   moldcast.Seq
+	asked   bool     // for a snapshot
+	snap    *sending // nil: there is none
 	err     error
 }
 
@@ -234,6 +238,10 @@ func (r *reader) run(ctx context.Context) StreamEnd {
 // leave ends what run began.
 func (r *reader) leave() {
 	close(r.done)
+	r.endSnapshot()
+	if r.opening != nil {
+		takeBack(r.opening)
+	}
 	if r.tcp != nil {
 		r.tcp.Close() // TLS has said goodbye, or would wait for a client that does not read
 	} else {
@@ -369,22 +377,29 @@ func (r *reader) login(now moldcast.Instant, l *soup.Login) {
 		r.denyAt = now + moldcast.Instant(denyAfter)
 		return
 	}
-	result, session, seq := make(chan found, 1), l.Session, l.Seq
-	r.found = result
+	result, session, seq, snap := make(chan found, 1), l.Session, l.Seq, l.WantsSnapshot()
+	r.found, r.opening = result, result
 	r.s.line.put(func() {
 		var f found
-		if f.session, f.rec, f.err = r.s.cfg.Recordings.Recording(session); f.err == nil {
+		switch f.session, f.rec, f.err = r.s.cfg.Recordings.Recording(session); {
+		case f.err != nil:
+		case snap:
+			f.begin(r.s.wire, seq)
+		default:
 			f.first = r.s.wire.first(f.rec, seq)
 		}
-		result <- f
+		r.hand(f, result)
 	})
 }
 
 // accept accepts or rejects.
 func (r *reader) accept(f found) {
-	r.found = nil
+	r.found, r.opening = nil, nil
 	switch {
 	case r.m.Closing():
+		if f.snap != nil {
+			f.snap.close()
+		}
 		return
 	case f.err != nil:
 		if !errors.Is(f.err, ErrNoRecording) && r.s.maySay(StreamFailed) {
@@ -396,6 +411,7 @@ func (r *reader) accept(f found) {
 	}
 	r.session, r.feed = f.session, r.s.join(f.session, f.rec)
 	r.m.Accept(f.session, f.first)
+	r.announce(f)
 	r.shown.Lock()
 	r.shown.feed = r.feed
 	r.shown.Unlock()
@@ -415,6 +431,9 @@ func (r *reader) show(state ReaderState) {
 func (r *reader) next(now moldcast.Instant) (k chunk, wake <-chan struct{}) {
 	if !r.m.Serving() {
 		return k, nil
+	}
+	if r.snap != nil {
+		return k, r.nextPiece()
 	}
 	at, changed := r.feed.now()
 	q := r.m.Next()

@@ -133,6 +133,12 @@ func (p *pipes) dial() net.Conn {
 // fn returns.
 func world(t *testing.T, v *tape, cfg StreamConfig, fn func(t *testing.T, s *StreamServer, p *pipes)) {
 	t.Helper()
+	world2(t, v, cfg, fn)
+}
+
+// world2 is world of any Recordings.
+func world2(t *testing.T, v Recordings, cfg StreamConfig, fn func(t *testing.T, s *StreamServer, p *pipes)) {
+	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
 		p := &pipes{conns: make(chan net.Conn), done: make(chan struct{})}
 		cfg.Listener, cfg.Recordings = p, v
@@ -174,6 +180,7 @@ type client struct {
 	gaps  []moldcast.Range
 	end   moldcast.Seq
 	debug []string
+	other func(soup.Event) // gets events of other kinds
 	err   error
 }
 
@@ -236,6 +243,10 @@ func (c *client) event(e soup.Event) {
 		c.end = e.First
 	case soup.Debug:
 		c.debug = append(c.debug, e.Text)
+	default:
+		if c.other != nil {
+			c.other(e)
+		}
 	}
 }
 

@@ -208,15 +208,16 @@ func (a *Archive) snapshotFits(r Ref, q moldcast.Seq) error {
 	if q == 0 || q == ^moldcast.Seq(0) {
 		return fmt.Errorf("%w: %d; want 1..%d", ErrSnapshotSeq, q, ^moldcast.Seq(0)-1)
 	}
-	from, err := a.joinable(r)
+	from, err := a.Joinable(r)
 	if err == nil && q < from {
 		err = fmt.Errorf("%w: messages up to %d were removed; nothing could be joined to it", ErrPruned, from-1)
 	}
 	return err
 }
 
-// joinable is the lowest sequence at and after which nothing of r was pruned.
-func (a *Archive) joinable(r Ref) (from moldcast.Seq, err error) {
+// Joinable is the lowest sequence at and after which nothing of r was pruned:
+// what is there of it can be joined to a snapshot from there on.
+func (a *Archive) Joinable(r Ref) (from moldcast.Seq, err error) {
 	s := a.newSession(r)
 	names, err := a.o.FS.List(s.dir)
 	if err != nil {
@@ -458,7 +459,7 @@ func (a *Archive) pruneSnapshots(rep *PruneReport, todo []planned, snaps map[Ref
 	}
 	slices.SortFunc(refs, compareRefs)
 	for _, r := range refs {
-		bound, err := a.joinable(r)
+		bound, err := a.Joinable(r)
 		if err != nil {
 			a.o.Log.Error("what was pruned of a session is not known; its snapshots stay", "session", r, "err", err)
 			continue

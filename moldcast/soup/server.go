@@ -36,6 +36,9 @@ const (
 // a second.
 const minSilence = 2 * time.Second
 
+// keepOut bounds what is kept of Output.
+const keepOut = 4096
+
 // NewServer begins a connection.
 func NewServer(now moldcast.Instant) *Server {
 	return &Server{in: decoder{keep: loginSize + timeoutSize}, opened: now, heard: now, sent: now, silence: Silence}
@@ -130,6 +133,14 @@ func (s *Server) Say(text string) {
 	}
 }
 
+// Snapshot appends a packet of a snapshot: to who asked for one, after Accept
+// and before any message.
+func (s *Server) Snapshot(p SnapshotPacket) {
+	if s.state == serving {
+		s.out = AppendSnapshot(s.out, p)
+	}
+}
+
 // Refuse says why the connection is closed; of more than 1024 bytes the rest
 // is dropped.
 func (s *Server) Refuse(why string) { s.close(typeDebug, why[:min(len(why), maxDebug)]) }
@@ -163,7 +174,9 @@ func (s *Server) Sent(now moldcast.Instant, n int) {
 // It is valid until the next call.
 func (s *Server) Output(now moldcast.Instant) []byte {
 	out := s.out
-	s.out = s.out[:0]
+	if s.out = s.out[:0]; cap(s.out) > keepOut {
+		s.out = nil // of a snapshot
+	}
 	if len(out) > 0 {
 		s.sent = max(s.sent, now)
 	}

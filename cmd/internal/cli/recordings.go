@@ -94,6 +94,7 @@ type recording struct {
 	*store.View
 	source   *Source
 	captured bool // its channel is, by this process
+	damaged  damagedSnapshots
 
 	mu      sync.Mutex
 	looked  time.Time
