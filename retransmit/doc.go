@@ -60,6 +60,12 @@
 // is, and the rest of a frame that was half sent. On TCP only a few readers copy
 // to the kernel at once (turnConn), so that a crowd leaves processors to others.
 //
+// A client that asks for it (package soup, Snapshots) is first sent a snapshot of
+// an application's state, where the Recording has some: read in line a piece at a
+// time, once the one before is on its way, so that it costs a reader three pieces
+// at most (100 KiB), and is stalled and disconnected as ever. The messages follow
+// from its very sequence.
+//
 // # Sessions
 //
 // One socket serves the sessions of any number of channels: Source finds the

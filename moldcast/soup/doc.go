@@ -41,8 +41,9 @@
 //
 // A client asks for one by the user name SNAP (padded with
 // spaces: "SNAP  "), and never gets one otherwise. So can any client of
-// SoupBinTCP: what comes is unsequenced data, U, of the server. The sequence of
-// such a login is an upper bound:
+// SoupBinTCP: what comes is unsequenced data, U, of the server. Where a server
+// knows users by name and password, SNAP is one of them. The sequence of such a
+// login is an upper bound:
 //
 //	N  the newest snapshot at or before N, that is with a sequence <= N
 //	0  the newest
