@@ -40,7 +40,7 @@ type Node struct {
 	HTTP             string
 	Pprof            bool
 	AckKey           string // a file
-	SnapshotMax      int64 // bytes
+	SnapshotMax      int64  // bytes
 
 	NakRateTotal int    // requests a second, of all channels
 	RX           string // auto, udp or ring
