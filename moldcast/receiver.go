@@ -111,6 +111,7 @@ type Receiver struct {
 	live     bool      // what is delivered now came by a line
 	reserved Range     // by Reserve
 	past     gap.Stats // of machines before startOver
+	held     bool      // by Hold
 
 	hasEnd, done bool
 	end          Seq
@@ -433,7 +434,7 @@ func (r *Receiver) take(now Instant, line int, rng Range, msgs Messages) {
 				continue
 			}
 		}
-		wait := r.c.Ordered && sub.First != r.at
+		wait := r.c.Ordered && (sub.First != r.at || r.held)
 		next, recovered := r.m.Next(), uint64(0)
 		if v == gap.Fill {
 			recovered = r.m.Stats().MessagesRecovered
@@ -476,7 +477,7 @@ func (r *Receiver) deliver(seq Seq, msgs Messages) {
 
 // drain delivers, and reports lost, what has its turn.
 func (r *Receiver) drain() {
-	for {
+	for !r.held {
 		if r.lost.Len() > 0 && r.lost.Ranges()[0].First == r.at {
 			rng := r.lost.Ranges()[0]
 			r.lost.Remove(rng)
@@ -502,7 +503,7 @@ func (r *Receiver) report(rng Range) {
 }
 
 func (r *Receiver) checkEnd() {
-	if !r.hasEnd || r.done || r.m.Next() < r.end {
+	if !r.hasEnd || r.done || r.held || r.m.Next() < r.end {
 		return
 	}
 	r.done = true

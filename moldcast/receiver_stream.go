@@ -202,6 +202,17 @@ func (r *Receiver) Lose(now Instant, rng Range) {
 	}
 }
 
+// Hold has nothing delivered or reported until Hold(now, false): everything
+// waits, in order, in the room for early messages. Only where delivery is
+// ordered.
+func (r *Receiver) Hold(now Instant, on bool) {
+	r.held = on && r.c.Ordered
+	if !r.held && r.started && !r.done {
+		r.drain()
+		r.checkEnd()
+	}
+}
+
 // Skip says that delivery begins at first: a snapshot has what comes before.
 // What waits of that is dropped as stale. Without effect unless first > Next.
 func (r *Receiver) Skip(now Instant, first Seq) {
@@ -209,7 +220,9 @@ func (r *Receiver) Skip(now Instant, first Seq) {
 		return
 	}
 	r.m.Skip(now, first)
+	lost := r.lost.Count()
 	r.lost.Remove(Range{Next: first})
+	r.past.MessagesLost -= lost - r.lost.Count()
 	r.stats.Stale += r.early.dropBelow(first)
 	r.at = first
 	r.drain()

@@ -231,6 +231,12 @@ func (r *recovery) tell(n rejoin.Notice) {
 		r.log.Warn("recovery: no server has it", "range", n.Range, "messages", n.Range.Len())
 	case rejoin.Differs:
 		r.log.Error("recovery: the server holds another message than was heard; it is not taken", "server", name, "seq", n.Range.First)
+	case rejoin.Snapped:
+		r.log.Info("recovery: delivery begins with a snapshot", "server", name, "seq", n.Range.First)
+	case rejoin.Unsnapped:
+		r.log.Warn("recovery: no server has a snapshot", "begins_at", n.Range.First)
+	case rejoin.Unfollowed:
+		r.log.Warn("recovery: what follows the snapshot is missing; it is asked for again", "server", name, "range", n.Range)
 	case rejoin.Said:
 		r.log.Info("recovery: the server says", "server", name, "text", n.Text)
 	case rejoin.SpentAll:

@@ -121,7 +121,7 @@ func (s *Subscriber) Receiver() *moldcast.Receiver { return s.rcv }
 const drainAtOnce = 256
 
 // Run receives until the session has ended or ctx has; both are no error. An
-// error is that of a socket.
+// error is that of a socket, or of rejoin.Machine.Err.
 func (s *Subscriber) Run(ctx context.Context) error {
 	r := &subscribing{Subscriber: s, wake: NewWake()}
 	for _, l := range s.cfg.Lines {
@@ -178,6 +178,9 @@ func (r *subscribing) run(ctx context.Context) error {
 		if r.rec != nil && !(more && r.overloaded()) {
 			r.stamp = r.cfg.Clock.Wall()
 			r.rec.work(now)
+			if err := r.rec.m.Err(); err != nil {
+				return fmt.Errorf("recovery: %w", err)
+			}
 		}
 		if err := r.ask(now); err != nil {
 			return err

@@ -17,6 +17,14 @@
 // twice, or out of order, and memory is bounded, whatever the speeds. The stream
 // is left when it has brought nothing of use for a second.
 //
+// # Two phases
+//
+// With a Snapshot delivery begins with an application's state. Everything waits
+// until one is whole, and it is known that the next message follows: it was
+// heard, or is what the server sends next, or the server has nothing to send
+// yet. Otherwise another is asked for, with the same back-off, for a bounded
+// number of tries.
+//
 // # What is believed
 //
 // Before the first message of a server is delivered, what follows the gap and

@@ -14,6 +14,9 @@ import (
 const (
 	DefaultThreshold = 10_000
 	DefaultBudget    = time.Minute
+
+	DefaultSnapshotBytes = 1 << 30
+	DefaultSnapshotTries = 20
 )
 
 const (
@@ -62,6 +65,13 @@ type Config struct {
 
 	User, Password string // of a login; at most 6 and 10 bytes
 
+	// Snapshot, where not nil, has delivery begin with a snapshot: see Snapshot.
+	// The Receiver's From is 1, it is ordered, and nothing was offered to it yet.
+	Snapshot      Snapshot
+	SnapshotAt    moldcast.Seq // the newest at or before this; 0: the newest
+	SnapshotBytes uint64       // a larger one is not taken; default 1 GiB
+	SnapshotTries int          // failures, of all servers, after which there is an error; default 20
+
 	Seed uint64 // of jitter, and of which server is the first
 }
 
@@ -69,6 +79,12 @@ type Config struct {
 func (c *Config) EnsureDefaults() {
 	if c.Budget == 0 {
 		c.Budget = DefaultBudget
+	}
+	if c.SnapshotBytes == 0 {
+		c.SnapshotBytes = DefaultSnapshotBytes
+	}
+	if c.SnapshotTries == 0 {
+		c.SnapshotTries = DefaultSnapshotTries
 	}
 }
 
@@ -82,6 +98,8 @@ func (c *Config) Validate() error {
 		return fmt.Errorf("rejoin: time for requests %v: want 0 or more", c.Requests)
 	case c.Budget <= 0:
 		return fmt.Errorf("rejoin: budget %v: want more than 0", c.Budget)
+	case c.SnapshotTries < 1:
+		return fmt.Errorf("rejoin: %d tries for a snapshot: want at least 1", c.SnapshotTries)
 	}
 	return l.Validate()
 }
@@ -108,15 +126,18 @@ type NoticeKind uint8
 
 // The kinds of a Notice.
 const (
-	Fetching NoticeKind = iota + 1 // Range is fetched from Server
-	Joined                         // nothing is missing that is to be fetched: Messages were, of Server
-	Failed                         // Err; Server is left alone for After
-	HasHole                        // Server lacks Range for good
-	Waits                          // Server lacks Range as yet
-	Lost                           // Range, which no server has
-	Differs                        // message Range.First of Server is another than heard
-	Said                           // Text
-	SpentAll                       // Budget: Range is left to requests, or lost
+	Fetching   NoticeKind = iota + 1 // Range is fetched from Server
+	Joined                           // nothing is missing that is to be fetched: Messages were, of Server
+	Failed                           // Err; Server is left alone for After
+	HasHole                          // Server lacks Range for good
+	Waits                            // Server lacks Range as yet
+	Lost                             // Range, which no server has
+	Differs                          // message Range.First of Server is another than heard
+	Said                             // Text
+	Snapped                          // the snapshot at Range.First was taken; delivery begins there
+	Unsnapped                        // no server has one; delivery begins at Range.First
+	Unfollowed                       // by the message at Range.First; another snapshot is asked for
+	SpentAll                         // Budget: Range is left to requests, or lost
 )
 
 // Notice is something that a log may want to tell.
@@ -137,6 +158,9 @@ type Stats struct {
 	Failures    uint64 // of connections, and to connect
 	Conflicts   uint64 // messages of servers that were other than those heard
 	Holes       uint64 // ranges that servers lacked for good
+
+	Snapshot         moldcast.Seq // where that which was taken is; 0: none was
+	SnapshotRestarts uint64       // snapshots that the next message did not follow
 }
 
 // Machine fetches what a Receiver lacks. It is owned by the Receiver's owner,
@@ -164,6 +188,7 @@ type Machine struct {
 	fetching bool // was noticed
 	brought  uint64
 
+	snap    snapping
 	notices []Notice
 	stats   Stats
 	rand    uint64
@@ -179,6 +204,7 @@ type server struct {
 	until    moldcast.Instant // that holds
 	compared bool             // there was an attempt to prove it
 	proven   bool             // it has what was heard
+	noSnap   bool             // it has no snapshot
 }
 
 // conn is the connection.
@@ -189,6 +215,7 @@ type conn struct {
 	server int
 	client *soup.Client
 	from   moldcast.Seq     // the login's
+	snaps  bool             // it begins with a snapshot, which is not taken yet
 	proves bool             // it only compares
 	proof  moldcast.Range   // what is left of that
 	last   moldcast.Instant // when something of use came
@@ -221,6 +248,10 @@ func New(c Config, r *moldcast.Receiver) (*Machine, error) {
 	}
 	m := &Machine{c: c, r: r, servers: make([]server, c.Servers), rand: c.Seed}
 	m.turn = int(m.random() % uint64(c.Servers))
+	if c.Snapshot != nil {
+		m.snap.wanted = true
+		r.Hold(0, true)
+	}
 	return m, nil
 }
 
@@ -264,15 +295,17 @@ func (m *Machine) Deadline() moldcast.Instant {
 	if m.closing != 0 || m.conn.state == dialing && !m.conn.told {
 		return 0
 	}
-	if m.r.Done() {
+	if m.r.Done() || m.snap.err != nil {
 		return d
 	}
-	if m.missing() {
+	if m.missing() || m.snap.wanted && m.named() && m.conn.state == idle {
 		d = m.scanAt
 	}
 	if c := &m.conn; c.state == open {
 		d = min(d, c.client.Deadline())
 		switch {
+		case c.snaps:
+			d = min(d, c.last+muteAfter)
 		case c.proves:
 			d = min(d, c.last+proofAfter)
 		case c.linger != 0:
@@ -285,14 +318,17 @@ func (m *Machine) Deadline() moldcast.Instant {
 }
 
 // missing reports whether anything is, of a session that is known.
-func (m *Machine) missing() bool {
+func (m *Machine) missing() bool { return m.named() && m.r.Next() < m.r.Head() }
+
+// named reports whether the session is known, and has begun.
+func (m *Machine) named() bool {
 	_, named := m.r.Session()
-	return named && m.r.Next() < m.r.Head()
+	return named && m.r.Head() != 0
 }
 
 // look does what is due.
 func (m *Machine) look(now moldcast.Instant) {
-	if m.r.Done() {
+	if m.r.Done() || m.snap.err != nil {
 		m.want = moldcast.Range{}
 		m.leave(now)
 		return
@@ -302,7 +338,7 @@ func (m *Machine) look(now moldcast.Instant) {
 		m.scan(now)
 	}
 	m.watch(now)
-	if m.conn.state == idle && m.closing == 0 && !m.want.Empty() {
+	if m.conn.state == idle && m.closing == 0 && (!m.want.Empty() || m.snap.wanted && m.named()) {
 		m.choose(now)
 	}
 }
@@ -311,6 +347,9 @@ func (m *Machine) look(now moldcast.Instant) {
 func (m *Machine) scan(now moldcast.Instant) {
 	had := !m.want.Empty()
 	m.want = moldcast.Range{}
+	if m.snap.wanted {
+		m.scanAt = now + scanEvery
+	}
 	if m.missing() {
 		m.scanAt = now + scanEvery
 		m.want = m.pick(now)
@@ -419,7 +458,7 @@ func (m *Machine) choose(now moldcast.Instant) {
 		if s.lacks.Len() > 0 && now >= s.until {
 			s.lacks.Clear()
 		}
-		if now < s.retryAt || s.lacks.Contains(m.want.First) {
+		if now < s.retryAt || s.lacks.Contains(m.want.First) || m.snap.wanted && s.noSnap {
 			continue
 		}
 		m.turn = i
@@ -439,6 +478,12 @@ func (m *Machine) Connected(now moldcast.Instant, id uint64) {
 	if m.broken {
 		m.broken = false
 		m.stats.Reconnects++
+	}
+	session, _ := m.r.Session()
+	c.state, c.last = open, now
+	if m.snap.wanted {
+		m.askSnapshot(now, session)
+		return
 	}
 	first := m.want.First
 	if m.want.Empty() {
@@ -460,8 +505,6 @@ func (m *Machine) Connected(now moldcast.Instant, id uint64) {
 			c.proves, c.from = true, c.proof.First
 		}
 	}
-	session, _ := m.r.Session()
-	c.state, c.last = open, now
 	c.client = soup.NewClient(now, soup.Login{User: m.c.User, Password: m.c.Password, Session: session, Seq: c.from})
 }
 
@@ -544,6 +587,12 @@ func (m *Machine) watch(now moldcast.Instant) {
 		m.fail(now, err)
 		return
 	}
+	if c.snaps {
+		if now >= c.last+muteAfter {
+			m.fail(now, ErrMute)
+		}
+		return
+	}
 	if c.proves {
 		if now >= c.last+proofAfter {
 			m.leave(now)
@@ -581,6 +630,9 @@ func (m *Machine) watch(now moldcast.Instant) {
 // event takes one of the connection.
 func (m *Machine) event(now moldcast.Instant, e *soup.Event) {
 	c := &m.conn
+	if c.snaps && !m.snapshot(now, e) {
+		return
+	}
 	switch e.Kind {
 	case soup.Accepted:
 		m.accepted(now, e.First)
@@ -625,8 +677,7 @@ func (m *Machine) accepted(now moldcast.Instant, first moldcast.Seq) {
 		return
 	}
 	if want := m.want; !want.Empty() {
-		m.tell(Notice{Kind: Fetching, Server: c.server, Range: want})
-		m.fetching = true
+		m.fetches()
 		if first > want.First {
 			m.hole(now, moldcast.Range{First: want.First, Next: first})
 			if m.r.Next() < first {
@@ -634,6 +685,11 @@ func (m *Machine) accepted(now moldcast.Instant, first moldcast.Seq) {
 			}
 		}
 	}
+}
+
+func (m *Machine) fetches() {
+	m.tell(Notice{Kind: Fetching, Server: m.conn.server, Range: m.want})
+	m.fetching = true
 }
 
 // hole takes note that the server lacks r for good. What all do is lost, where
@@ -730,7 +786,7 @@ func (m *Machine) leave(now moldcast.Instant) {
 	if c.state == idle {
 		return
 	}
-	if s := &m.servers[c.server]; !c.proves && c.got == 0 {
+	if s := &m.servers[c.server]; !c.proves && !c.snaps && c.got == 0 {
 		s.retryAt = now + moldcast.Instant(m.backoff(s.idle))
 		s.idle++
 	}
@@ -768,7 +824,9 @@ func (m *Machine) fail(now moldcast.Instant, err error) {
 	}
 	s.fails++
 	m.stats.Failures++
-	m.broken = true
+	if m.broken = true; m.snap.wanted {
+		m.snap.failed(m.c.SnapshotTries, err)
+	}
 	m.turn = (i + 1) % len(m.servers)
 	m.close(now)
 }

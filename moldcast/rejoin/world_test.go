@@ -1,6 +1,7 @@
 package rejoin
 
 import (
+	"crypto/sha256"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -43,9 +44,21 @@ type upstream struct {
 	code    soup.Code
 	other   bool // other bytes from otherAt on
 	otherAt seq
-	dieAt   seq // the connection breaks before it; 0: never
+	dieAt   seq   // the connection breaks before it; 0: never
+	snaps   []seq // where snapshots are, the oldest first; nil: none
+	broken  int   // so many of these break off
 	logins  []seq
+	asked   []seq // logins for a snapshot
 	up      *uplink
+}
+
+// state is the snapshot at a sequence.
+func state(q seq) []byte {
+	b := make([]byte, 1+int(q%200_000))
+	for i := range b {
+		b[i] = byte(uint64(i) * uint64(q))
+	}
+	return b
 }
 
 // uplink is a connection to one.
@@ -55,7 +68,10 @@ type uplink struct {
 	m    *soup.Server
 	in   []byte // on its way to the client
 	said seq    // the gap that was told
-	dead bool
+	snap []byte // is to follow A
+
+	began seq // what was accepted
+	dead  bool
 }
 
 // world is a receiver, the line it hears and the servers it has, in steps of a
@@ -80,6 +96,7 @@ type world struct {
 	at        seq // that is to be delivered next
 	delivered uint64
 	lost      []rng
+	taker     *taker
 	endAt     seq
 	notices   []Notice
 	asked     int
@@ -96,6 +113,8 @@ type setup struct {
 	seed     uint64
 	budget   time.Duration
 	session  bool // it is named
+	snapshot bool
+	most     seq // of it
 }
 
 // fataler is of testing and of rapid.
@@ -144,6 +163,10 @@ func newWorld(t fataler, s setup) *world {
 	w.r = r
 	s.config.Servers = max(s.servers, 1)
 	s.config.Requests = time.Duration(s.requests) * 5 * time.Second
+	if s.snapshot {
+		w.taker = &taker{w: w}
+		s.config.Snapshot, s.config.SnapshotAt = w.taker, s.most
+	}
 	if w.m, err = New(s.config, r); err != nil {
 		t.Fatal(err)
 	}
@@ -217,6 +240,15 @@ func (w *world) serve(u *upstream) {
 	}
 	_ = c.m.Poll(w.now)
 	c.in = append(c.in, c.m.Output(w.now)...)
+	c.in = append(c.in, c.snap...)
+	if len(c.snap) > 0 && u.broken > 0 {
+		u.broken--
+		c.dead = true
+		c.in = c.in[:len(c.in)-len(c.snap)/2]
+	}
+	if c.snap = nil; c.dead {
+		return
+	}
 	if c.m.Serving() && len(c.in) < 64<<10 {
 		w.stream(c)
 	}
@@ -248,7 +280,7 @@ func (w *world) stream(c *uplink) {
 			}
 			return
 		}
-		if u.dieAt != 0 && q >= u.dieAt && u.logins[len(u.logins)-1] < u.dieAt {
+		if u.dieAt != 0 && q >= u.dieAt && c.began < u.dieAt {
 			u.dieAt = 0
 			c.dead = true
 			return
@@ -338,6 +370,10 @@ func (w *world) send(c *uplink, b []byte) {
 			continue
 		}
 		u := c.u
+		if login.WantsSnapshot() {
+			w.sendSnapshot(c, login.Seq)
+			continue
+		}
 		u.logins = append(u.logins, login.Seq)
 		switch {
 		case u.code != 0:
@@ -349,9 +385,75 @@ func (w *world) send(c *uplink, b []byte) {
 			if part, held := u.holes.Cut(rng{First: q, Next: u.head()}); held {
 				q = part.Next
 			}
+			c.began = q
 			c.m.Accept(u.session, q)
 		}
 	}
+}
+
+func (w *world) sendSnapshot(c *uplink, most seq) {
+	u := c.u
+	u.asked = append(u.asked, most)
+	if u.code != 0 {
+		c.m.Reject(u.code)
+		return
+	}
+	at := seq(0)
+	for _, q := range u.snaps {
+		if most == 0 || q <= most {
+			at = q
+		}
+	}
+	if at == 0 {
+		c.began = u.first
+		c.m.Accept(u.session, u.first)
+		c.snap = soup.AppendSnapshot(nil, soup.SnapshotPacket{Kind: soup.SnapshotNone})
+		return
+	}
+	c.began = at
+	c.m.Accept(u.session, at)
+	b := state(at)
+	size := uint64(len(b))
+	c.snap = soup.AppendSnapshot(nil, soup.SnapshotPacket{Kind: soup.SnapshotBegin, Seq: at, Size: size, Sum: sha256.Sum256(b)})
+	for done := uint64(0); len(b) > 0; {
+		k := min(len(b), 5000)
+		c.snap = soup.AppendSnapshot(c.snap, soup.SnapshotPacket{Kind: soup.SnapshotData, At: done, Data: b[:k]})
+		b, done = b[k:], done+uint64(k)
+	}
+	c.snap = soup.AppendSnapshot(c.snap, soup.SnapshotPacket{Kind: soup.SnapshotEnd, Size: size})
+}
+
+// taker takes the snapshot of a world.
+type taker struct {
+	w     *world
+	seq   seq
+	size  uint64
+	got   []byte
+	begun int
+	taken seq
+	err   error
+}
+
+func (k *taker) Begin(q seq, size uint64) error {
+	k.seq, k.size, k.got = q, size, nil
+	k.begun++
+	return k.err
+}
+
+func (k *taker) Write(b []byte) error {
+	k.got = append(k.got, b...)
+	return nil
+}
+
+func (k *taker) Done() error {
+	if k.taken != 0 || uint64(len(k.got)) != k.size || string(k.got) != string(state(k.seq)) {
+		k.w.t.Fatalf("snapshot at %d: %d bytes of %d, taken before at %d", k.seq, len(k.got), k.size, k.taken)
+	}
+	if k.w.delivered != 0 || k.w.lost != nil {
+		k.w.t.Fatal("delivery began before the snapshot")
+	}
+	k.taken, k.w.at = k.seq, k.seq
+	return nil
 }
 
 // check is what always holds.

@@ -82,6 +82,9 @@ type listenSummary struct {
 	Restarts      uint64 `json:"restarts"`       // times that all that waited was dropped: the buffer was full
 	BufferDropped uint64 `json:"buffer_dropped"` // messages that were, or found no room
 	Conflicts     uint64 `json:"conflicts"`      // messages of recovery servers that were other than those heard
+
+	SnapshotSeq      moldcast.Seq `json:"snapshot_seq"`      // where the snapshot is that delivery began with; 0: with none
+	SnapshotRestarts uint64       `json:"snapshot_restarts"` // snapshots that were not taken, since the next message did not follow
 }
 
 func (e *env) listen(c *cobra.Command, f *listenFlags) error {
@@ -113,6 +116,13 @@ func (e *env) listen(c *cobra.Command, f *listenFlags) error {
 	cfg.OnIdle = l.idle
 	if err := f.recover.apply(&cfg, f.nakBudget); err != nil {
 		return err
+	}
+	if f.recover.snapshot != "" {
+		file := &snapshotFile{name: f.recover.snapshot, told: func(seq moldcast.Seq, bytes uint64) error {
+			return e.printEvent(f, snapshotEvent{"snapshot", seq, bytes, f.recover.snapshot})
+		}}
+		defer file.drop()
+		cfg.Recovery.Snapshot = file
 	}
 	return e.runListener(ctx, f, group, cfg, l)
 }
@@ -174,7 +184,7 @@ func (e *env) runListener(ctx context.Context, f *listenFlags, group netip.AddrP
 		closeSockets()
 		return err
 	}
-	err = e.printReady(f, ready{Event: "ready", Channels: []readyChannel{{Channel: "default", Lines: []string{line.LocalAddr().String()}}}})
+	err = e.printEvent(f, ready{Event: "ready", Channels: []readyChannel{{Channel: "default", Lines: []string{line.LocalAddr().String()}}}})
 	if err == nil {
 		err = sub.Run(ctx)
 	} else {
@@ -189,15 +199,24 @@ func (e *env) runListener(ctx context.Context, f *listenFlags, group netip.AddrP
 	return e.reportListen(f, l, sub.Stats())
 }
 
-// printReady prints the event on stdout, or on stderr where stdout carries
-// the messages.
-func (e *env) printReady(f *listenFlags, r ready) error {
+// printEvent prints an event on stdout, or on stderr where stdout carries the
+// messages.
+func (e *env) printEvent(f *listenFlags, event any) error {
 	if f.output != "-" {
-		return e.printJSON(r)
+		return e.printJSON(event)
 	}
 	other := *e
 	other.stdout = e.stderr
-	return other.printJSON(r)
+	return other.printJSON(event)
+}
+
+// snapshotEvent says that --snapshot is there: the state after all messages
+// below Seq. Those that are delivered begin with it.
+type snapshotEvent struct {
+	Event string       `json:"event"`
+	Seq   moldcast.Seq `json:"seq"`
+	Bytes uint64       `json:"bytes"`
+	File  string       `json:"file"`
 }
 
 func (e *env) reportListen(f *listenFlags, l *listener, st mcast.SubscriberStats) error {
@@ -205,6 +224,7 @@ func (e *env) reportListen(f *listenFlags, l *listener, st mcast.SubscriberStats
 		Received: st.Received, Delivered: l.n, Duplicates: st.Duplicates, OutOfOrder: st.OutOfOrder,
 		Gaps: st.Gaps, Recovered: st.Recovered, Lost: st.Lost, NAKSent: st.NAKSent,
 		Streamed: st.Streamed, Reconnects: st.Recovery.Reconnects, Restarts: st.Restarts, BufferDropped: st.Dropped, Conflicts: st.Recovery.Conflicts,
+		SnapshotSeq: st.Recovery.Snapshot, SnapshotRestarts: st.Recovery.SnapshotRestarts,
 	}
 	e.log.Info("received", "received", sum.Received, "delivered", sum.Delivered, "duplicates", sum.Duplicates,
 		"out_of_order", sum.OutOfOrder, "gaps", sum.Gaps, "recovered", sum.Recovered, "lost", sum.Lost, "nak_sent", sum.NAKSent,
