@@ -30,6 +30,8 @@ const (
 	refusedFor  = 30 * time.Second                        // after "not authorised"
 	backoffMin  = 100 * time.Millisecond                  // after a failure, doubled each time, with jitter ×[0.5,1.5] …
 	backoffMax  = 10 * time.Second                        // … up to this
+	outAfter    = 3                                       // failures in a row …
+	outFor      = moldcast.Instant(15 * time.Second)      // … or so long a time before the next try: the server cannot be asked
 	readOn      = 10_000                                  // messages that are read on over rather than logging in again
 	disorder    = 1000                                    // messages that may be mere disorder before they settle
 	maxLacks    = 1024                                    // ranges that a server is remembered to lack
@@ -375,6 +377,11 @@ func (m *Machine) scan(now moldcast.Instant) {
 		r = moldcast.Range{}
 	case m.c.Requests > 0:
 		r.First = m.left(now, r).Next
+	default:
+		if hole := m.lacked(now, r); !hole.Empty() {
+			m.lose(now, hole)
+			r.First = hole.Next
+		}
 	}
 	m.r.Reserve(now, r)
 }
@@ -382,7 +389,7 @@ func (m *Machine) scan(now moldcast.Instant) {
 // left is the beginning of r that is left to requests, since no server has it;
 // once their time is over it is lost.
 func (m *Machine) left(now moldcast.Instant, r moldcast.Range) moldcast.Range {
-	r = m.lacked(r)
+	r = m.lacked(now, r)
 	switch {
 	case r.Empty():
 		m.leftAt = 0
@@ -438,14 +445,23 @@ func (m *Machine) pick(now moldcast.Instant) (want moldcast.Range) {
 }
 
 // lacked is the beginning of r that every server lacks for good; empty where
-// one may have it.
-func (m *Machine) lacked(r moldcast.Range) moldcast.Range {
+// one may have it. One that cannot be asked, again and again, has no say: it
+// must not hold up what is behind a hole.
+func (m *Machine) lacked(now moldcast.Instant, r moldcast.Range) moldcast.Range {
+	none := moldcast.Range{First: r.First, Next: r.First}
+	known := false
 	for i := range m.servers {
-		part, lacks := m.servers[i].lacks.Cut(r)
-		if !lacks {
-			return moldcast.Range{First: r.First, Next: r.First}
+		s := &m.servers[i]
+		part, lacks := s.lacks.Cut(r)
+		switch {
+		case lacks:
+			r, known = part, true
+		case s.fails < outAfter && s.retryAt-now < outFor:
+			return none
 		}
-		r = part
+	}
+	if !known {
+		return none
 	}
 	return r
 }
@@ -708,7 +724,7 @@ func (m *Machine) hole(now moldcast.Instant, r moldcast.Range) {
 	}
 	m.stats.Holes++
 	m.tell(Notice{Kind: HasHole, Server: m.conn.server, Range: r})
-	if r = m.lacked(r); m.c.Requests == 0 && !r.Empty() {
+	if r = m.lacked(now, r); m.c.Requests == 0 && !r.Empty() {
 		m.lose(now, r)
 		m.conn.got++ // it was of use
 	}

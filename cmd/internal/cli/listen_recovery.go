@@ -114,6 +114,7 @@ func (f *recoverFlags) apply(cfg *mcast.SubscriberConfig, budget time.Duration) 
 	if err := f.snapshots(cfg, &c); err != nil {
 		return err
 	}
+	c.EnsureDefaults()
 	if err := c.Validate(); err != nil {
 		return usagef("--recovery: %v", err)
 	}
