@@ -2,12 +2,12 @@
 # Measures moldtape beside its peers, in turn, and prints for each goal the
 # figure, the peer's, their ratio, and whether the goal is reached.
 #
-#   run.sh [--quick] [--runs N] [--only rx|tape|tx] [-- flags of tape or tx compare]
+#   run.sh [--quick] [--runs N] [--only rx|tape|tx|ask] [-- flags of tape or tx compare]
 #
 # All in a network namespace of its own: on lo, and on a veth pair of which one
 # end sends and the other receives. Needs root, or unprivileged namespaces; two
 # cores; Go. What peers are missing it says, and goes on without them. About
-# eleven minutes; --quick four. $TMPDIR is where captures are written: 2 GB.
+# thirteen minutes; --quick five. $TMPDIR is where captures are written: 2 GB.
 set -eu
 cd "$(dirname "$0")"
 quick= runs= only=
@@ -25,7 +25,7 @@ done
 
 tmp=$(mktemp -d)
 trap 'rm -rf "$tmp"' EXIT
-go build -o "$tmp" ./rx ./tape ./tx
+go build -o "$tmp" ./rx ./tape ./tx ./ask
 (cd ../../../.. && go build -o "$tmp/moldtape" ./cmd/moldtape)
 c=
 if command -v cc >/dev/null; then
@@ -62,3 +62,5 @@ wanted() { [ -z "$only" ] || [ "$only" = "$1" ]; }
 [ "$only" = tx ] || set --
 # shellcheck disable=SC2086
 ! wanted tx || inside "$tmp/tx" compare -moldtape "$tmp/moldtape" -runs "$runs" $quick "$@"
+# shellcheck disable=SC2086
+if wanted ask; then inside "$tmp/ask" compare -moldtape "$tmp/moldtape" -runs "$runs" $quick; fi

@@ -77,3 +77,23 @@ func Row(goal, what, format string, figure, peer, ratio float64, sign string, wa
 func Alone(goal, what, format string, figure float64, why string) {
 	fmt.Printf("%-4s %-44s %13s %s\n", goal, what, fmt.Sprintf(format, figure), why)
 }
+
+// Pin has this process run on one core.
+func Pin(core int) error {
+	var cores unix.CPUSet
+	cores.Set(core)
+	threads, err := os.ReadDir("/proc/self/task")
+	if err != nil {
+		return err
+	}
+	for _, t := range threads {
+		id, err := strconv.Atoi(t.Name())
+		if err != nil {
+			return err
+		}
+		if err := unix.SchedSetaffinity(id, &cores); err != nil {
+			return err
+		}
+	}
+	return nil
+}
