@@ -33,11 +33,6 @@ func soupPull(ts *testscript.TestScript, neg bool, args []string) {
 	fmt.Fprintln(ts.Stdout(), said)
 }
 
-func pull(addr, session, seq string) (said string, file []byte) {
-	said, file, _ = pullAs("", addr, session, seq)
-	return said, file
-}
-
 func pullAs(user, addr, session, seq string) (said string, file, state []byte) {
 	conn, err := net.Dial("tcp", addr)
 	if err != nil {
