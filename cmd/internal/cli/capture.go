@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net"
 	"slices"
 	"strings"
 	"sync"
@@ -306,8 +305,7 @@ func (s *sessionSink) Close() error {
 type captureNode struct {
 	env      *env
 	channels []*capture.Channel
-	requests []*retransmit.Server
-	streams  []*retransmit.StreamServer
+	servers
 	stop     []func()
 	stopping atomic.Bool
 }
@@ -374,61 +372,15 @@ func (n *captureNode) serve(node *config.Node, archive *store.Archive, sink *arc
 			up = up[1:]
 		}
 	}
-	if node.HTTP == "" {
-		return nil
-	}
-	l, err := net.Listen("tcp", node.HTTP)
-	if err != nil {
-		return fmt.Errorf("--http: %w", err)
+	l, err := n.env.listenHTTP(node.HTTP, readByAll)
+	if err != nil || l == nil {
+		return err
 	}
 	ready.HTTP = l.Addr().String()
-	if t, ok := l.Addr().(*net.TCPAddr); ok && !t.IP.IsLoopback() {
-		n.env.log.Warn("status and metrics are served to whoever reaches this address: there is no authentication", "http", ready.HTTP)
-	}
-	cfg := httpd.Config{Status: n.status, Archive: n.env.archiveDir(), Version: version(), Pprof: node.Pprof, Log: n.env.log,
-		Snapshots: &httpd.Snapshots{Archive: archive, Max: node.SnapshotMax}}
-	if len(n.requests) > 0 {
-		cfg.Requests, cfg.Clients = n.requestStats, n.clients
-	}
-	if len(n.streams) > 0 {
-		cfg.Streams, cfg.Readers = n.streamStats, n.readers
-	}
-	srv := httpd.New(cfg)
+	srv := httpd.New(n.httpConfig(httpd.Config{Status: n.status, Archive: n.env.archiveDir(), Version: version(), Pprof: node.Pprof, Log: n.env.log,
+		Snapshots: &httpd.Snapshots{Archive: archive, Max: node.SnapshotMax}}))
 	n.background(func(ctx context.Context) error { return srv.Serve(ctx, l) }, "http")
 	return nil
-}
-
-// requestStats is the sum over the request servers.
-func (n *captureNode) requestStats() (sum retransmit.Stats) {
-	for _, srv := range n.requests {
-		sum.Add(srv.Stats())
-	}
-	return sum
-}
-
-// clients are those who ask the request servers.
-func (n *captureNode) clients(most int) (list []httpd.Clients) {
-	for _, srv := range n.requests {
-		top, forgotten := srv.Clients(most)
-		list = append(list, httpd.Clients{Server: srv.Addr().String(), Clients: top, Forgotten: forgotten})
-	}
-	return list
-}
-
-// streamStats is the sum over the servers of recovery streams.
-func (n *captureNode) streamStats() (sum retransmit.StreamStats) {
-	for _, srv := range n.streams {
-		sum.Add(srv.Stats())
-	}
-	return sum
-}
-
-// readers are those of all servers of recovery streams.
-func (n *captureNode) readers() (all []retransmit.ReaderInfo) {
-	for _, srv := range n.streams {
-		all = append(all, srv.Readers()...)
-	}
-	return all
 }
 
 // answer serves what is archived of channels (none: of all): requests on one

@@ -551,7 +551,7 @@ func (e *env) play(ctx context.Context, player *replay.Player, cfg replay.Config
 		defer conn.Close()
 		up.Retransmit = conn.LocalAddr().String()
 	}
-	web, err := e.listenHTTP(f.http)
+	web, err := e.listenHTTP(f.http, "whoever reaches this address drives the replay")
 	if err != nil {
 		return err
 	}

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net"
 	"net/http"
 	"net/url"
 	"slices"
@@ -272,19 +271,4 @@ func (s *replayStream) timeOf(seq moldcast.Seq) (moldcast.Stamp, error) {
 		}
 		return p.Time, nil
 	}
-}
-
-// listenHTTP opens --http; nil where it is not given.
-func (e *env) listenHTTP(addr string) (net.Listener, error) {
-	if addr == "" {
-		return nil, nil
-	}
-	l, err := net.Listen("tcp", addr)
-	if err != nil {
-		return nil, fmt.Errorf("--http: %w", err)
-	}
-	if t, ok := l.Addr().(*net.TCPAddr); ok && !t.IP.IsLoopback() {
-		e.log.Warn("whoever reaches this address drives the replay: there is no authentication", "http", l.Addr().String())
-	}
-	return l, nil
 }

@@ -14,6 +14,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/moldtape/moldtape/cmd/internal/config"
+	"github.com/moldtape/moldtape/cmd/internal/httpd"
 	"github.com/moldtape/moldtape/moldcast/mcast"
 	"github.com/moldtape/moldtape/retransmit"
 	"github.com/moldtape/moldtape/retransmit/admit"
@@ -28,6 +29,7 @@ type retransmitFlags struct {
 	perClient float64
 	total     float64
 	stream    config.Streams
+	http      string
 }
 
 func newRetransmitCmd(e *env) *cobra.Command {
@@ -68,6 +70,7 @@ last, where only one channel is served.`,
 	addStreams(f, &o.stream)
 	f.Var(config.Rate{P: &o.perClient}, "rate-per-client", "requests a second answered to one client, 0 for no limit (clients on this machine, unless given: 200000)")
 	f.Var(config.Rate{P: &o.total}, "rate-total", "requests a second answered in all, 0 for no limit")
+	f.StringVar(&o.http, "http", "", "serve /status, /metrics, /healthz and /readyz on this TCP `HOST:PORT`, to whoever reaches it: there is no authentication")
 	return c
 }
 
@@ -93,6 +96,11 @@ func (o *retransmitFlags) config(c *cobra.Command) (retransmit.Config, netip.Add
 	}
 	if err := checkStreams(&o.stream); err != nil {
 		return fail(err)
+	}
+	if o.http != "" {
+		if err := parseHostPort("--http", o.http); err != nil {
+			return fail(err)
+		}
 	}
 	cfg := retransmit.Config{MTU: o.mtu}
 	if cfg.Admit.Allow, err = config.ParseAllow(o.allow); err != nil {
@@ -135,6 +143,13 @@ func (e *env) retransmit(ctx context.Context, o retransmitFlags, cfg retransmit.
 	if err := source.Refresh(); err != nil {
 		return err
 	}
+	web, err := e.listenHTTP(o.http, readByAll)
+	if err != nil {
+		return err
+	}
+	if web != nil {
+		defer web.Close()
+	}
 	conn, err := retransmit.Listen(addr, e.log)
 	if err != nil {
 		return fmt.Errorf("--listen: %w", err)
@@ -155,9 +170,22 @@ func (e *env) retransmit(ctx context.Context, o retransmitFlags, cfg retransmit.
 		return err
 	}
 	up := ready{Event: "ready", Retransmit: conn.LocalAddr().String()}
+	all := servers{requests: []*retransmit.Server{server}}
+	if stream != nil {
+		all.streams = []*retransmit.StreamServer{stream}
+	}
 	ctx, cancel := context.WithCancel(ctx)
 	var others sync.WaitGroup
 	var streamErr error
+	if web != nil {
+		up.HTTP = web.Addr().String()
+		srv := httpd.New(all.httpConfig(httpd.Config{Served: newServedStatus(source).get, Archive: e.archiveDir(), Version: version(), Log: e.log}))
+		others.Go(func() {
+			if err := srv.Serve(ctx, web); err != nil {
+				e.log.Error("http server stopped; requests are answered on", "err", err)
+			}
+		})
+	}
 	others.Go(func() { source.Run(ctx) })
 	if stream != nil {
 		up.Recovery = stream.Addr().String()

@@ -47,8 +47,7 @@ type Source struct {
 
 	// Of Refresh's goroutine.
 	opened map[store.Ref]*servedView
-	failed map[store.Ref]string // what was said about those that did not open
-	names  string               // of the archive's directories, as last seen
+	names  string // of the archive's directories, as last seen
 
 	scratch sync.Pool // *[]byte
 
@@ -59,6 +58,9 @@ type Source struct {
 		count uint64 // of Live
 		views map[store.Ref]*servedView
 		said  map[moldcast.Session]store.Ref // what was chosen among several channels
+
+		failed  map[store.Ref]string // why, of those that do not open
+		trouble string               // why the archive as a whole cannot be read; empty: it can
 	}
 }
 
@@ -72,7 +74,7 @@ var _ retransmit.Source = (*Source)(nil)
 // NewSource makes a Source of what an archive holds of the channels (none:
 // all). It serves nothing yet: Refresh or Run reads the archive.
 func NewSource(a *store.Archive, channels []string, log *slog.Logger) *Source {
-	s := &Source{archive: a, channels: channels, log: log, opened: map[store.Ref]*servedView{}, failed: map[store.Ref]string{}}
+	s := &Source{archive: a, channels: channels, log: log, opened: map[store.Ref]*servedView{}}
 	s.mu.live = map[store.Ref]liveView{}
 	s.mu.views = map[store.Ref]*servedView{}
 	s.mu.said = map[moldcast.Session]store.Ref{}
@@ -240,18 +242,13 @@ func (s *Source) Refresh() error {
 	}
 	s.mu.Unlock()
 
-	complete := true
+	failed := map[store.Ref]string{}
 	for _, r := range open {
 		v, err := s.archive.View(r)
 		if err != nil {
-			complete = false
-			if text := err.Error(); s.failed[r] != text {
-				s.failed[r] = text
-				s.log.Error("session cannot be served", "session", r, "error", err)
-			}
+			failed[r] = err.Error()
 			continue
 		}
-		delete(s.failed, r)
 		for _, f := range v.Faults() {
 			s.log.Error("segment is not served", "session", r, "error", f)
 		}
@@ -265,9 +262,16 @@ func (s *Source) Refresh() error {
 		s.mu.views[r] = v
 	}
 	said := s.rebuildLocked()
+	before := s.mu.failed
+	s.mu.failed = failed
 	s.mu.Unlock()
 	s.say(said)
-	if complete {
+	for r, text := range failed {
+		if before[r] != text {
+			s.log.Error("session cannot be served", "session", r, "error", text)
+		}
+	}
+	if len(failed) == 0 {
 		s.names = names
 	}
 	return nil
@@ -295,7 +299,6 @@ func (s *Source) Run(ctx context.Context) {
 	bounds, names := time.NewTicker(boundsEvery), time.NewTicker(namesEvery)
 	defer bounds.Stop()
 	defer names.Stop()
-	said := ""
 	for {
 		select {
 		case <-ctx.Done():
@@ -305,17 +308,25 @@ func (s *Source) Run(ctx context.Context) {
 				v.look()
 			}
 		case <-names.C:
-			if s.listNames() == s.names {
-				continue
-			}
-			switch err := s.Refresh(); {
-			case err == nil:
-				said = ""
-			case err.Error() != said:
-				said = err.Error()
-				s.log.Error("archive cannot be read", "error", err)
-			}
+			s.keepUp()
 		}
+	}
+}
+
+// keepUp takes up what has come, and says once that the archive cannot be read.
+func (s *Source) keepUp() {
+	trouble := ""
+	if s.listNames() != s.names {
+		if err := s.Refresh(); err != nil {
+			trouble = err.Error()
+		}
+	}
+	s.mu.Lock()
+	said := s.mu.trouble
+	s.mu.trouble = trouble
+	s.mu.Unlock()
+	if trouble != "" && trouble != said {
+		s.log.Error("archive cannot be read", "error", trouble)
 	}
 }
 

@@ -36,7 +36,8 @@ func newStatusCmd(e *env) *cobra.Command {
 	c := &cobra.Command{
 		Use:   "status ADDR",
 		Short: "Show how a running node does",
-		Long: `Show how the node whose --http ADDR (host:port) is given does.
+		Long: `Show how the node whose --http ADDR (host:port) is given does: a capture, or a
+retransmit.
 
 Exit 0: every channel is ok, or has ended. Exit 1: one is degraded, which is
 said with its reasons, or the node cannot be reached, or does not answer. That
@@ -83,20 +84,24 @@ func (e *env) status(ctx context.Context, addr string, readers, clients bool) er
 	if err := json.Unmarshal(body, &d); err != nil || d.State == "" {
 		return faultf("%s: what answers there is no moldtape node", addr)
 	}
-	if e.json {
-		if _, err := e.stdout.Write(body); err != nil {
-			return err
+	show, bad := func(w io.Writer) error { return printStatus(w, d, readers) }, failing(d)
+	if d.Role == httpd.RoleRetransmit {
+		var served httpd.Serving
+		if err := json.Unmarshal(body, &served); err != nil {
+			return faultf("%s: its answer is not understood: %w", addr, err)
 		}
-	} else {
-		show := func(w io.Writer, d httpd.Document) error { return printStatus(w, d, readers) }
-		if clients {
-			show = printClients
-		}
-		if err := show(plainWriter{e.stdout}, d); err != nil {
-			return err
-		}
+		show, bad = func(w io.Writer) error { return printServing(w, served, readers) }, failingServed(served)
 	}
-	if bad := failing(d); len(bad) > 0 {
+	switch {
+	case e.json:
+		show = func(io.Writer) error { _, err := e.stdout.Write(body); return err }
+	case clients:
+		show = func(w io.Writer) error { return printClients(w, d.Node) }
+	}
+	if err := show(plainWriter{e.stdout}); err != nil {
+		return err
+	}
+	if len(bad) > 0 {
 		return faultf("%s: degraded: %s", addr, strings.Join(bad, "; "))
 	}
 	return nil
@@ -151,7 +156,7 @@ func fetchStatus(ctx context.Context, addr string) ([]byte, error) {
 	case err != nil:
 		return nil, fmt.Errorf("no whole answer: %w", err)
 	case resp.StatusCode == http.StatusServiceUnavailable:
-		return nil, fmt.Errorf("the node does not capture: %.200s", strings.TrimSpace(string(body)))
+		return nil, fmt.Errorf("the node does not do its work: %.200s", strings.TrimSpace(string(body)))
 	case resp.StatusCode != http.StatusOK:
 		return nil, fmt.Errorf("what answers there is no moldtape node: %s", resp.Status)
 	}

@@ -13,7 +13,7 @@ import (
 )
 
 // printClients shows who asks a node for messages.
-func printClients(w io.Writer, d httpd.Document) error {
+func printClients(w io.Writer, d httpd.Node) error {
 	q := d.Requests
 	if q == nil {
 		_, err := fmt.Fprintln(w, "the node answers no requests (capture --retransmit-listen)")
@@ -45,8 +45,10 @@ func printClients(w io.Writer, d httpd.Document) error {
 // refusedText is how often for what reason, the most frequent first.
 func refusedText(refused map[string]uint64) string {
 	var list []string
-	for why := range refused {
-		list = append(list, why)
+	for why, n := range refused {
+		if n > 0 {
+			list = append(list, why)
+		}
 	}
 	slices.SortFunc(list, func(a, b string) int {
 		return cmp.Or(cmp.Compare(refused[b], refused[a]), strings.Compare(a, b))

@@ -5,6 +5,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"io"
 	"net/http"
 	"net/http/httptest"
@@ -50,7 +51,7 @@ func TestStatusExitCode(t *testing.T) {
 		{"silent", []capture.Status{degradedFor("a", capture.ReasonNoPackets, 0), degradedFor("b", capture.ReasonLineSilent, 0)}, "degraded: a (no_packets); b (line_silent)"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			d := httpd.Document{State: httpd.Worst(c.channels), Time: statusTime, Channels: c.channels}
+			d := httpd.Document{Node: httpd.Node{State: httpd.Worst(c.channels), Time: statusTime}, Channels: c.channels}
 			node := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 				_ = json.NewEncoder(w).Encode(d)
 			}))
@@ -99,7 +100,7 @@ func TestStatusOfNoNode(t *testing.T) {
 	closed.Close()
 	for _, c := range []struct{ addr, want string }{
 		{strings.TrimPrefix(closed.URL, "http://"), "no answer: dial tcp"},
-		{answer(503, "channel x has stopped\n"), "the node does not capture: channel x has stopped"},
+		{answer(503, "channel x has stopped\n"), "the node does not do its work: channel x has stopped"},
 		{answer(404, "nothing"), "no moldtape node: 404"},
 		{answer(200, "<html>"), "no moldtape node"},
 		{answer(200, "{}"), "no moldtape node"},
@@ -162,5 +163,34 @@ func TestStatusTable(t *testing.T) {
 		if !strings.Contains(got, want) {
 			t.Errorf("no %q in\n%s", want, out.String())
 		}
+	}
+}
+
+func TestStatusOfServing(t *testing.T) {
+	d := httpd.Serving{Node: httpd.Node{Error: "archive\x1b gone", Requests: &httpd.Requests{Received: 9, Answered: 6, Refused: map[string]uint64{"missing": 1, "repeated": 2, "empty": 0}}}}
+	many := httpd.Served{Channel: "many", State: capture.StateOK}
+	for i := range shownServed + 3 {
+		many.Sessions = append(many.Sessions, httpd.ServedSession{Session: fmt.Sprintf("S%d", i), Take: 1, State: "ended", HeadSeq: 1234})
+	}
+	d.Channels = []httpd.Served{many, {Channel: "bad", State: capture.StateDegraded, Sessions: []httpd.ServedSession{{Session: "B", Take: 2, State: "open", Fault: "a segment is missing"}}}}
+	var out bytes.Buffer
+	if err := printServing(plainWriter{&out}, d, true); err != nil {
+		t.Fatal(err)
+	}
+	got := strings.Join(strings.Fields(out.String()), " ")
+	for _, want := range []string{"many ok S3 ended 0 0 1234", "S12 ended", "and 3 older", "bad degraded B@2 open", "bad/B@2: a segment is missing", "archive? gone", "9 requests: 6 answered, refused: repeated 2, missing 1"} {
+		if !strings.Contains(got, want) {
+			t.Errorf("no %q in\n%s", want, out.String())
+		}
+	}
+	if strings.Contains(got, "S2 ") || strings.Contains(got, "empty") {
+		t.Errorf("too much:\n%s", out.String())
+	}
+	if bad := strings.Join(failingServed(d), "; "); bad != "archive\x1b gone; bad (B@2)" {
+		t.Errorf("%q", bad)
+	}
+	d.Error, d.Channels = "", d.Channels[:1]
+	if bad := failingServed(d); bad != nil {
+		t.Errorf("%q", bad)
 	}
 }

@@ -39,6 +39,8 @@ const (
 type Config struct {
 	// Status asks every channel; an error says that one does not answer.
 	Status func(context.Context) ([]capture.Status, error)
+	// Served is, instead, what a node serves that does not capture.
+	Served ServedFunc
 	// Requests are the statistics of the request server; nil: there is none.
 	Requests func() retransmit.Stats
 	Clients  func(n int) []Clients         // who asks it, the n who ask most of each; nil: not told
@@ -60,7 +62,7 @@ type Server struct {
 	http    *http.Server
 
 	turn chan struct{} // holds one token: who has it may read and write the rest
-	last Document
+	last answer
 	at   time.Time
 }
 
@@ -93,7 +95,7 @@ func (s *Server) Handler() http.Handler {
 			http.Error(w, err.Error(), http.StatusServiceUnavailable)
 			return
 		}
-		WriteJSON(w, http.StatusOK, d)
+		WriteJSON(w, http.StatusOK, d.document())
 	})
 	mux.HandleFunc("GET /healthz", s.healthz)
 	mux.HandleFunc("GET /readyz", s.readyz)
@@ -125,16 +127,43 @@ func WriteJSON(w http.ResponseWriter, code int, v any) {
 	_ = json.NewEncoder(w).Encode(v)
 }
 
-// Document is the answer of /status.
+// Node is what /status says of any node.
+type Node struct {
+	State    string    `json:"state"`           // capture.StateOK …: the worst of the channels'
+	Error    string    `json:"error,omitempty"` // what is wrong with the node as a whole
+	Version  string    `json:"version"`
+	Role     string    `json:"role"` // RoleCapture or RoleRetransmit
+	Started  time.Time `json:"started"`
+	Time     time.Time `json:"time"` // when this was so
+	Disk     *Disk     `json:"disk,omitempty"`
+	Requests *Requests `json:"requests,omitempty"` // of the request server
+	Streams  *Streams  `json:"streams,omitempty"`  // of the recovery streams that are served
+}
+
+// What a node does: it is named as the command.
+const (
+	RoleCapture    = "capture"
+	RoleRetransmit = "retransmit"
+)
+
+// Document is the answer of /status of a node that captures.
 type Document struct {
-	State    string           `json:"state"` // capture.StateOK …: the worst of the channels'
-	Version  string           `json:"version"`
-	Started  time.Time        `json:"started"`
-	Time     time.Time        `json:"time"` // when this was so
-	Disk     *Disk            `json:"disk,omitempty"`
-	Requests *Requests        `json:"requests,omitempty"` // of the request server
-	Streams  *Streams         `json:"streams,omitempty"`  // of the recovery streams that are served
+	Node
 	Channels []capture.Status `json:"channels"`
+}
+
+// answer is what is known of a node: of its channels one list or the other.
+type answer struct {
+	Node
+	captured []capture.Status
+	served   []Served
+}
+
+func (a *answer) document() any {
+	if a.Role == RoleRetransmit {
+		return Serving{a.Node, a.served}
+	}
+	return Document{a.Node, a.captured}
 }
 
 // Disk is the room on the archive's disk.
@@ -226,27 +255,25 @@ func requestsOf(st retransmit.Stats) *Requests {
 
 // document is the status, at most MaxAge old. Those who ask at the same time
 // share one.
-func (s *Server) document(ctx context.Context) (Document, error) {
+func (s *Server) document(ctx context.Context) (answer, error) {
 	ctx, cancel := context.WithTimeout(ctx, askTimeout)
 	defer cancel()
 	select {
 	case s.turn <- struct{}{}:
 		defer func() { <-s.turn }()
 	case <-ctx.Done():
-		return Document{}, ctx.Err()
+		return answer{}, ctx.Err()
 	}
 	if !s.at.IsZero() && time.Since(s.at) < MaxAge {
 		return s.last, nil
 	}
-	channels, err := s.cfg.Status(ctx)
+	a, err := s.ask(ctx)
 	if err != nil {
-		return Document{}, err
+		return answer{}, err
 	}
 	s.at = time.Now()
-	s.last = Document{
-		State: Worst(channels), Version: s.cfg.Version, Started: s.started.UTC(), Time: s.at.UTC(),
-		Disk: s.disk.usage(), Channels: channels,
-	}
+	a.Version, a.Started, a.Time, a.Disk = s.cfg.Version, s.started.UTC(), s.at.UTC(), s.disk.usage()
+	s.last = a
 	if s.cfg.Requests != nil {
 		s.last.Requests = requestsOf(s.cfg.Requests())
 		if s.cfg.Clients != nil {
@@ -261,6 +288,27 @@ func (s *Server) document(ctx context.Context) (Document, error) {
 		s.last.Streams = streamsOf(s.cfg.Streams(), readers, s.at)
 	}
 	return s.last, nil
+}
+
+// ask asks for the channels.
+func (s *Server) ask(ctx context.Context) (a answer, err error) {
+	if s.cfg.Served == nil {
+		a.Role = RoleCapture
+		a.captured, err = s.cfg.Status(ctx)
+		a.State = Worst(a.captured)
+		return a, err
+	}
+	a.Role, a.State = RoleRetransmit, capture.StateOK
+	a.served, a.Error, err = s.cfg.Served(ctx)
+	for i := range a.served {
+		if a.served[i].State != capture.StateOK {
+			a.State = capture.StateDegraded
+		}
+	}
+	if a.Error != "" {
+		a.State = capture.StateDegraded
+	}
+	return a, err
 }
 
 // Worst is the state of a node with these channels: failed or degraded if one
@@ -290,7 +338,7 @@ func severity(state string) int {
 // The answers of /healthz.
 const (
 	healthOK       = "ok"
-	healthDegraded = "degraded" // some channel cannot store what it receives, or has failed
+	healthDegraded = "degraded" // some channel cannot store what it receives, or has failed; or the archive cannot be read
 	healthStopping = "stopping" // or an engine does not answer
 )
 
@@ -309,16 +357,19 @@ type ChannelHealth struct {
 	Storage capture.Storage `json:"storage"`
 }
 
-// healthz: the process does its work. Gaps and silent lines are no reason to
-// restart it; /status tells of them.
+// healthz: the process does its work. Gaps, silent lines and sessions that are
+// damaged are no reason to restart it; /status tells of them.
 func (s *Server) healthz(w http.ResponseWriter, r *http.Request) {
 	d, err := s.document(r.Context())
 	if err != nil {
 		WriteJSON(w, http.StatusServiceUnavailable, Health{Status: healthStopping, Error: err.Error()})
 		return
 	}
-	h, code := Health{Status: healthOK}, http.StatusOK
-	for _, c := range d.Channels {
+	h, code := Health{Status: healthOK, Error: d.Error}, http.StatusOK
+	if d.Error != "" {
+		h.Status, code = healthDegraded, http.StatusServiceUnavailable
+	}
+	for _, c := range d.captured {
 		if c.Storage.Degraded() || c.State == capture.StateFailed {
 			h.Status, code = healthDegraded, http.StatusServiceUnavailable
 			h.Channels = append(h.Channels, ChannelHealth{c.Channel, c.State, c.Error, c.Storage})
@@ -334,14 +385,19 @@ type Ready struct {
 }
 
 // readyz: the lines are joined, which an engine that answers vouches for, and
-// the archive is written.
+// the archive is written; or else it is served.
 func (s *Server) readyz(w http.ResponseWriter, r *http.Request) {
 	var a Ready
 	d, err := s.document(r.Context())
-	if err != nil {
+	switch {
+	case err != nil && s.cfg.Served != nil:
+		a.Reasons = append(a.Reasons, "not serving: "+err.Error())
+	case err != nil:
 		a.Reasons = append(a.Reasons, "not capturing: "+err.Error())
+	case d.Error != "":
+		a.Reasons = append(a.Reasons, d.Error)
 	}
-	for _, c := range d.Channels {
+	for _, c := range d.captured {
 		if c.Storage.Degraded() {
 			a.Reasons = append(a.Reasons, "channel "+c.Channel+": the archive cannot be written: "+c.Storage.Error)
 		}

@@ -29,8 +29,8 @@ func (s *Server) metrics(w http.ResponseWriter, r *http.Request) {
 	promhttp.HandlerFor(reg, promhttp.HandlerOpts{}).ServeHTTP(w, r)
 }
 
-// snapshot is a Document as a Collector.
-type snapshot struct{ d Document }
+// snapshot is an answer as a Collector.
+type snapshot struct{ d answer }
 
 // Describe says nothing: what there is depends on the node.
 func (snapshot) Describe(chan<- *prometheus.Desc) {}
@@ -86,6 +86,9 @@ func (s snapshot) Collect(ch chan<- prometheus.Metric) {
 	e := emit{ch: ch}
 	e.with("version", s.d.Version, "goversion", runtime.Version()).gauge("build_info", "What was built; always 1.", 1)
 	e.gauge("start_time_seconds", "When the node began, in seconds since 1970.", sinceEpoch(s.d.Started))
+	if s.d.Role == RoleRetransmit {
+		e.flag("archive_up", "Whether the archive as a whole can be read.", s.d.Error == "")
+	}
 	if k := s.d.Disk; k != nil {
 		e.gauge("disk_free_bytes", "Room on the archive's disk.", float64(k.FreeBytes))
 		e.gauge("disk_size_bytes", "Size of the archive's disk.", float64(k.SizeBytes))
@@ -97,9 +100,13 @@ func (s snapshot) Collect(ch chan<- prometheus.Metric) {
 	if k := s.d.Streams; k != nil {
 		k.collect(e)
 	}
-	for i := range s.d.Channels {
-		c := &s.d.Channels[i]
+	for i := range s.d.captured {
+		c := &s.d.captured[i]
 		channel(e.with("channel", c.Channel), c)
+	}
+	for i := range s.d.served {
+		c := &s.d.served[i]
+		c.collect(e.with("channel", c.Channel))
 	}
 }
 
@@ -229,12 +236,7 @@ func line(e emit, c *capture.Status, i int) {
 }
 
 func session(e emit, x *capture.SessionStatus) {
-	e.gauge("session_first_seq", "First sequence.", float64(x.FirstSeq))
-	e.gauge("session_next_seq", "One past what is held without a hole.", float64(x.NextSeq))
-	e.gauge("session_durable_seq", "One past what is durable without a hole.", float64(x.DurableSeq))
-	e.gauge("session_head_seq", "One past the highest held.", float64(x.HeadSeq))
-	e.gauge("session_segments", "Segments.", float64(x.Segments))
-	e.gauge("session_holes", "Ranges that are missing.", float64(x.Holes))
+	watermarks(e, x.FirstSeq, x.NextSeq, x.DurableSeq, x.HeadSeq, x.Segments, x.Holes)
 	e.gauge("watermark_lag_messages", "head - durable.", float64(x.Lag))
 	e.gauge("watermark_lag_seconds", "For how long something is held that is not durable, or lies beyond a hole.", x.LagSeconds)
 	e.gauge("settle_seconds", "How long something missing may be mere disorder.", x.Timing.Settle)
