@@ -77,6 +77,10 @@ func (c *splitter) split(rows []byte, messages int, plans *Plans, plain bool) {
 	if !plain {
 		c.apply(plans)
 	}
+	c.others = messages
+	for i := range c.shapes {
+		c.others -= c.shapes[i].rows
+	}
 	c.ready()
 	c.ids = grow(c.ids, messages)
 	if plain {
@@ -126,7 +130,6 @@ func (c *splitter) shape(m []byte) *partShape {
 
 func (c *splitter) other(i, n int) {
 	c.ids[i] = byte(len(c.shapes))
-	c.others++
 	c.text += n
 }
 
@@ -148,19 +151,20 @@ func (c *splitter) foretell(rows []byte) {
 		found := -1
 		for k := range x.steps {
 			s := &x.steps[k]
-			from := -1
+			from := before
 			switch s.kind {
-			case stepOwn:
-				from = x.last
-			case stepAny:
-				from = within(rows, before, s)
-			case stepShape:
-				from = c.shapes[s.arg].last
-			case stepKey:
-				from = within(rows, found, s)
 			case stepLookup:
 				found = c.tables[s.arg].find(load(rows, at+int(s.at), int(s.n), false))
 				continue
+			case stepOwn:
+				from = x.last
+			case stepShape:
+				from = c.shapes[s.arg].last
+			case stepKey:
+				from = found
+			}
+			if !s.sure {
+				from = within(rows, from, s)
 			}
 			if s.n == 1 {
 				if from >= 0 {

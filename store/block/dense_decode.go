@@ -178,21 +178,20 @@ func (c *joiner) recall(rows []byte) {
 		x := &c.shapes[id]
 		if x.byRow {
 			found := -1
-			for k := range x.steps {
-				s := &x.steps[k]
-				from := -1
+			for k := range x.moves {
+				s := &x.moves[k]
+				from := before
 				switch s.kind {
-				case stepOwn:
-					continue
-				case stepAny:
-					from = within(rows, before, s)
-				case stepShape:
-					from = c.shapes[s.arg].last
-				case stepKey:
-					from = within(rows, found, s)
 				case stepLookup:
 					found = c.tables[s.arg].find(load(wide, at+int(s.at), int(s.n), false))
 					continue
+				case stepShape:
+					from = c.shapes[s.arg].last
+				case stepKey:
+					from = found
+				}
+				if !s.sure {
+					from = within(rows, from, s)
 				}
 				if s.n == 1 {
 					if from >= 0 {

@@ -36,6 +36,7 @@ type step struct {
 	little bool  // it is a little-endian number
 	from   uint8 // where the field of the other message begins
 	arg    uint8 // stepShape: the shape; stepLookup: the table
+	sure   bool  // in a part: whatever other message there is has that field
 }
 
 // feed says that the field of a message at at is the key by which it is found
@@ -68,7 +69,8 @@ type Plans struct {
 type partShape struct {
 	plan
 	rows  int
-	byRow bool // steps need the order of all messages
+	byRow bool   // steps need the order of all messages
+	moves []step // those of the steps that do
 	done  int
 	last  int      // where the newest row begins; -1: none yet
 	mat   []byte   // of who encodes: differences, row by row
@@ -159,7 +161,8 @@ func (p *layout) reset() {
 	p.shapes, p.tables, p.ids, p.others, p.text = p.shapes[:0], p.tables[:0], p.ids[:0], 0, 0
 }
 
-// ready makes tables and shapes ready for the first message.
+// ready makes tables and shapes ready for the first message, once it is known
+// how many have no shape.
 func (p *layout) ready() {
 	for i := range p.tables {
 		rows := 0
@@ -172,12 +175,43 @@ func (p *layout) ready() {
 		}
 		p.tables[i].reset(rows)
 	}
+	least := maxRow // width of any message, and of those in each table
+	if p.others > 0 {
+		least = 0
+	}
+	var inTable [maxTables]int
+	for i := range inTable {
+		inTable[i] = maxRow
+	}
 	for i := range p.shapes {
 		x := &p.shapes[i]
-		x.byRow = len(x.feeds) > 0
-		for _, s := range x.steps {
-			x.byRow = x.byRow || s.kind != stepOwn
+		least = min(least, x.shape.width())
+		for _, f := range x.feeds {
+			inTable[f.table] = min(inTable[f.table], x.shape.width())
 		}
+	}
+	for i := range p.shapes {
+		x := &p.shapes[i]
+		x.moves = x.moves[:0]
+		found := 0
+		for k := range x.steps {
+			s := &x.steps[k]
+			end := int(s.from) + int(s.n)
+			switch s.kind {
+			case stepOwn, stepShape:
+				s.sure = true
+			case stepAny:
+				s.sure = end <= least
+			case stepKey:
+				s.sure = end <= found
+			case stepLookup:
+				found = inTable[s.arg]
+			}
+			if s.kind != stepOwn {
+				x.moves = append(x.moves, *s)
+			}
+		}
+		x.byRow = len(x.moves) > 0 || len(x.feeds) > 0
 	}
 }
 

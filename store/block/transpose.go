@@ -129,6 +129,9 @@ func store(b []byte, at, n int, little bool, v uint64) {
 		binary.BigEndian.PutUint16(b[at+4:], uint16(v))
 	case 2:
 		binary.BigEndian.PutUint16(b[at:], uint16(v))
+	case 3:
+		b = b[at : at+3]
+		b[0], b[1], b[2] = byte(v>>16), byte(v>>8), byte(v)
 	default:
 		for i := range n {
 			b[at+i] = byte(v >> (8 * (n - 1 - i)))
