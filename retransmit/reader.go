@@ -368,9 +368,9 @@ func (r *reader) take(in input) bool {
 // login has what it asks for looked for, in line: that may read a disk.
 func (r *reader) login(now moldcast.Instant, l *soup.Login) {
 	r.shown.Lock()
-	r.shown.user = l.User
+	r.shown.user = l.Name()
 	r.shown.Unlock()
-	if may := r.s.cfg.Authorise; may != nil && !may(l.User, l.Password) {
+	if may := r.s.cfg.Authorise; may != nil && !may(l.Name(), l.Password) {
 		if r.s.maySay(StreamUnauthorised) {
 			r.s.cfg.Log.Warn("reader of the recovery stream is not authorised: wrong user or password", "from", r.conn.RemoteAddr(), "user", l.User)
 		}

@@ -72,7 +72,11 @@ type snapshotClient struct {
 }
 
 func askSnapshot(p *pipes, seq moldcast.Seq) *snapshotClient {
-	c := &snapshotClient{client: connect(p, soup.Login{User: soup.SnapshotUser, Session: day1, Seq: seq})}
+	return askSnapshotAs(p, soup.Login{User: soup.SnapshotUser, Session: day1, Seq: seq})
+}
+
+func askSnapshotAs(p *pipes, l soup.Login) *snapshotClient {
+	c := &snapshotClient{client: connect(p, l)}
 	c.client.other = func(e soup.Event) {
 		switch e.Kind {
 		case soup.NoSnapshot:
@@ -86,6 +90,28 @@ func askSnapshot(p *pipes, seq moldcast.Seq) *snapshotClient {
 		}
 	}
 	return c
+}
+
+// A user that the server knows asks by its own name and password; SNAP is
+// nobody's.
+func TestStreamSnapshotUsers(t *testing.T) {
+	v := &stated{tape: &tape{first: 1, head: 10, end: 10}, snaps: map[moldcast.Seq][]byte{5: []byte("state")}}
+	may := func(user, password string) bool { return user == "ann" && password == "secret" }
+	world2(t, v, StreamConfig{Authorise: may}, func(t *testing.T, s *StreamServer, p *pipes) {
+		x := askSnapshotAs(p, soup.Login{User: soup.SnapshotLogin("ann"), Password: "secret", Session: day1})
+		x.run(nil).check(t, 5, 10)
+		if x.begun != 5 || x.done != 5 || string(x.state) != "state" {
+			t.Errorf("%+v", x)
+		}
+		for _, l := range []soup.Login{{User: "ann+", Password: "Secret"}, {User: "ann++", Password: "secret"}, {User: soup.SnapshotUser, Password: "secret"}} {
+			l.Session = day1
+			c := askSnapshotAs(p, l).run(nil)
+			var r *soup.RejectedError
+			if !errors.As(c.err, &r) || r.Code != soup.NotAuthorised {
+				t.Errorf("%s: %v", l.User, c.err)
+			}
+		}
+	})
 }
 
 // A client that asks gets the newest snapshot at or before its sequence, and from

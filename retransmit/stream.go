@@ -55,8 +55,8 @@ type StreamConfig struct {
 	// Allow lists the networks that are served; nil takes admit.DefaultAllow.
 	Allow []netip.Prefix
 
-	// Authorise reports whether who logs in may read; nil: everyone may. It is
-	// called from several goroutines.
+	// Authorise reports whether who logs in may read; nil: everyone may. The user
+	// is soup's Login.Name. It is called from several goroutines.
 	Authorise func(user, password string) bool
 
 	// TLS is spoken on every connection; nil: none is.

@@ -65,7 +65,7 @@ type Config struct {
 	// is left to requests, and lost in the end (1m).
 	Budget time.Duration
 
-	User, Password string // of a login; at most 6 and 10 bytes
+	User, Password string // of a login; at most 6 (with Snapshot: 5) and 10 bytes
 
 	// Snapshot, where not nil, has delivery begin with a snapshot: see Snapshot.
 	// The Receiver's From is 1, it is ordered, and nothing was offered to it yet.
@@ -100,6 +100,8 @@ func (c *Config) Validate() error {
 		return fmt.Errorf("rejoin: time for requests %v: want 0 or more", c.Requests)
 	case c.Budget <= 0:
 		return fmt.Errorf("rejoin: budget %v: want more than 0", c.Budget)
+	case c.Snapshot != nil && len(c.User) > soup.MaxSnapshotName:
+		return fmt.Errorf("rejoin: user %q: want at most %d bytes to ask for a snapshot", c.User, soup.MaxSnapshotName)
 	case c.SnapshotTries < 1:
 		return fmt.Errorf("rejoin: %d tries for a snapshot: want at least 1", c.SnapshotTries)
 	}

@@ -54,7 +54,7 @@ func (m *Machine) askSnapshot(now moldcast.Instant, session moldcast.Session) {
 	c := &m.conn
 	c.snaps = true
 	m.snap.whole = false
-	c.client = soup.NewClient(now, soup.Login{User: soup.SnapshotUser, Password: m.c.Password, Session: session, Seq: m.c.SnapshotAt})
+	c.client = soup.NewClient(now, soup.Login{User: soup.SnapshotLogin(m.c.User), Password: m.c.Password, Session: session, Seq: m.c.SnapshotAt})
 }
 
 // snapshot takes an event of a connection that begins with a snapshot. on: it

@@ -10,6 +10,17 @@ import (
 	"github.com/moldtape/moldtape/moldcast/soup"
 )
 
+// A user name that leaves no room to ask for a snapshot is told before.
+func TestSnapshotUser(t *testing.T) {
+	for user, ok := range map[string]bool{"": true, "annie": true, "daniel": false} {
+		c := Config{Servers: 1, User: user, Snapshot: &taker{}}
+		c.EnsureDefaults()
+		if err := c.Validate(); (err == nil) != ok {
+			t.Errorf("%q: %v", user, err)
+		}
+	}
+}
+
 func TestSnapshots(t *testing.T) {
 	for _, tc := range []struct {
 		name  string

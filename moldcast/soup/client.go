@@ -30,7 +30,7 @@ const (
 	Debug                    // Text
 	End                      // First: one past the last message of the session
 
-	// To a login as SnapshotUser, after Accepted and before the first Data:
+	// To a login that WantsSnapshot, after Accepted and before the first Data:
 	// NoSnapshot, or the others in this order.
 	NoSnapshot    // the messages begin at the start of the session
 	Snapshot      // First: the state after all messages below it; Size; Sum

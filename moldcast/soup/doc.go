@@ -39,11 +39,13 @@
 // state after all messages below the sequence of the snapshot, which is
 // exclusive. What follows it begins with the message at that very sequence.
 //
-// A client asks for one by the user name SNAP (padded with
-// spaces: "SNAP  "), and never gets one otherwise. So can any client of
-// SoupBinTCP: what comes is unsequenced data, U, of the server. Where a server
-// knows users by name and password, SNAP is one of them. The sequence of such a
-// login is an upper bound:
+// A client asks for one by its user name, and never gets one otherwise: SNAP
+// (padded with spaces: "SNAP  ") for who has none, or its own with a + behind it,
+// "ann+  ", so a name of at most 5 characters. So can any client of SoupBinTCP:
+// what comes is unsequenced data, U, of the server. Where a server knows users by
+// name and password, "ann+" is ann with ann's password, and SNAP one of its users
+// or nobody; no name of a user ends with +. The sequence of such a login is an
+// upper bound:
 //
 //	N  the newest snapshot at or before N, that is with a sequence <= N
 //	0  the newest
@@ -52,7 +54,7 @@
 // was pruned, is sent. The sequence in A is, exactly, that of the snapshot, and
 // of the first message behind it. Where that message is missing, "hole" or "gap"
 // follows the snapshot, from that sequence on. Where there is no such snapshot, A
-// and the messages are those that a login without SNAP gets with sequence 1: the
+// and the messages are those that any other login gets with sequence 1: the
 // session from its start; so that in either case all there is up to N, and
 // beyond, follows from what is sent.
 //

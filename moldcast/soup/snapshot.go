@@ -5,15 +5,40 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"strings"
 
 	"github.com/moldtape/moldtape/moldcast"
 )
 
-// SnapshotUser is the user name of a login that asks for a snapshot first.
-const SnapshotUser = "SNAP"
+// The user names of a login that asks for a snapshot first: SnapshotUser, or
+// one's own with SnapshotMark behind it.
+const (
+	SnapshotUser = "SNAP"
+	SnapshotMark = "+"
+
+	// MaxSnapshotName is the longest own name that leaves room for the mark.
+	MaxSnapshotName = 6 - len(SnapshotMark)
+)
+
+// SnapshotLogin is the User with which one of that name asks for a snapshot;
+// the name is at most MaxSnapshotName bytes, or empty.
+func SnapshotLogin(name string) string {
+	if name == "" {
+		return SnapshotUser
+	}
+	return name + SnapshotMark
+}
 
 // WantsSnapshot reports whether l asks for a snapshot before the messages.
-func (l *Login) WantsSnapshot() bool { return l.User == SnapshotUser }
+func (l *Login) WantsSnapshot() bool { return l.User == SnapshotUser || l.Name() != l.User }
+
+// Name is who logs in: User, without the mark.
+func (l *Login) Name() string {
+	if name := strings.TrimSuffix(l.User, SnapshotMark); name != "" {
+		return name
+	}
+	return l.User
+}
 
 // SnapshotKind is what a packet of a snapshot is.
 type SnapshotKind byte

@@ -71,6 +71,22 @@ func TestSnapshotToClient(t *testing.T) {
 	})
 }
 
+// Who asks for a snapshot keeps the name by which a server knows it.
+func TestSnapshotLogin(t *testing.T) {
+	for _, tc := range []struct {
+		user, name string
+		wants      bool
+	}{
+		{SnapshotLogin(""), "SNAP", true}, {SnapshotLogin("ann"), "ann", true}, {SnapshotLogin("annie"), "annie", true},
+		{"", "", false}, {"ann", "ann", false}, {"+", "+", false}, {"+ann", "+ann", false}, {"snap", "snap", false},
+	} {
+		l, err := parseLogin(frame{typeLogin, appendLogin(nil, Login{User: tc.user, Session: Blank})[HeaderSize:], loginSize})
+		if err != nil || l.User != tc.user || l.Name() != tc.name || l.WantsSnapshot() != tc.wants {
+			t.Errorf("%q: %v, %q, name %q, wants %v", tc.user, err, l.User, l.Name(), l.WantsSnapshot())
+		}
+	}
+}
+
 // What is no snapshot as announced is an error, of one type, and never done.
 func TestSnapshotWrong(t *testing.T) {
 	begin := SnapshotPacket{Kind: SnapshotBegin, Seq: 7, Size: 4, Sum: sha256.Sum256([]byte("abcd"))}

@@ -14,6 +14,7 @@ import (
 	"github.com/moldtape/moldtape/moldcast"
 	"github.com/moldtape/moldtape/moldcast/mcast"
 	"github.com/moldtape/moldtape/moldcast/rejoin"
+	"github.com/moldtape/moldtape/moldcast/soup"
 )
 
 // recoverFlags are those of listen that say where it begins, and what brings it
@@ -135,6 +136,8 @@ func (f *recoverFlags) snapshots(cfg *mcast.SubscriberConfig, c *rejoin.Config) 
 		return usagef("--snapshot and --start live exclude each other")
 	case !isDir(filepath.Dir(f.snapshot)) || isDir(f.snapshot):
 		return usagef("--snapshot %q: want a file in a directory that exists", f.snapshot)
+	case len(c.User) > soup.MaxSnapshotName:
+		return usagef("--recovery-login: user %q: --snapshot wants at most %d characters", c.User, soup.MaxSnapshotName)
 	case f.snapshotBytes < 1:
 		return usagef("--snapshot-bytes %d: want at least 1", f.snapshotBytes)
 	}

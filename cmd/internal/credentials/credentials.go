@@ -20,6 +20,8 @@ import (
 	"os"
 	"strings"
 	"time"
+
+	"github.com/moldtape/moldtape/moldcast/soup"
 )
 
 // Bounds of the fields of a login, bytes, and of a file.
@@ -62,6 +64,9 @@ func (f ClientFiles) Open() (*Client, error) {
 				return errors.New("want USER:PASSWORD")
 			}
 			c.User, c.Password = user, password
+			if user == soup.SnapshotUser {
+				return fmt.Errorf("user %q is not for messages: it asks for a snapshot", user)
+			}
 			return checkLogin(user, password)
 		})
 		switch {
@@ -186,6 +191,9 @@ func checkLogin(user, password string) error {
 		return fmt.Errorf("user %q: want 1 to %d characters", user, MaxUser)
 	case len(password) > MaxPassword:
 		return fmt.Errorf("password of %d characters: want at most %d", len(password), MaxPassword)
+	}
+	if strings.HasSuffix(user, soup.SnapshotMark) {
+		return fmt.Errorf("user %q: a %s at the end asks for a snapshot, and is part of no name", user, soup.SnapshotMark)
 	}
 	for _, b := range []byte(user + password) {
 		if b <= ' ' || b > '~' {

@@ -53,6 +53,7 @@ func TestFaultyFiles(t *testing.T) {
 		"# x\nann:s:00":                      ":2: want USER:SALT:HASH",
 		"annabel:s:" + hash:                  ":1: user \"annabel\": want 1 to 6",
 		"a b:s:" + hash:                      ":1: user and password: want ASCII",
+		"bob+:s:" + hash:                     ":1: user \"bob+\": a + at the end",
 		"a:s:" + hash + "\na:s:" + hash:      ":2: user \"a\" is there twice",
 		"a:s:" + strings.Repeat("x", 70_000): ":1: ",
 	} {
@@ -64,6 +65,8 @@ func TestFaultyFiles(t *testing.T) {
 		"":                    "is empty: want USER:PASSWORD",
 		"ann":                 ":1: want USER:PASSWORD",
 		"ann:secret\nbob:too": ":2: more than one line",
+		"SNAP:secret":         ":1: user \"SNAP\" is not for messages",
+		"ann+:secret":         ":1: user \"ann+\": a + at the end",
 		"ann:12345678901":     ":1: password of 11 characters",
 	} {
 		if _, err := (ClientFiles{Login: write(t, text)}).Open(); err == nil || !strings.Contains(err.Error(), want) {
