@@ -100,7 +100,8 @@ func (v *View) Holes() []moldcast.Hole {
 // or beyond the head, ErrBelow before the first, *PrunedError where it was
 // pruned, *CorruptError where the disk
 // gave a block back wrong, and, unless cold, ErrCold where a block must be
-// read from disk. Without such a read it does not allocate beyond dst.
+// read from disk: that one also behind n messages. Without such a read it does
+// not allocate beyond dst.
 func (v *View) Append(dst []byte, first moldcast.Seq, count, size int, cold bool) (out []byte, n int, err error) {
 	s := v.s
 	out = dst
@@ -202,12 +203,13 @@ func take[S source](b S, q moldcast.Seq, count, size int, alone bool) (moldcast.
 	return m, size - len(m.Framed())
 }
 
-// stop ends an answer: what was gathered before err is an answer.
+// stop ends an answer: what was gathered before err is an answer, but the
+// caller may want to have one that is cut short by ErrCold whole.
 func (v *View) stop(out []byte, n int, err error) ([]byte, int, error) {
-	if n > 0 {
+	if n > 0 && err != ErrCold {
 		return out, n, nil
 	}
-	return out, 0, err
+	return out, n, err
 }
 
 // cannot says why nothing can be read at p.

@@ -49,8 +49,6 @@ type Source struct {
 	opened map[store.Ref]*servedView
 	names  string // of the archive's directories, as last seen
 
-	scratch sync.Pool // *[]byte
-
 	mu struct {
 		sync.Mutex
 		infos []store.Info // of the archive, as last seen
@@ -370,29 +368,13 @@ func (v *servedView) Bounds() (first, head moldcast.Seq) {
 
 func (v *servedView) Append(dst []byte, first moldcast.Seq, count, size int, cold bool) ([]byte, int, error) {
 	out, n, err := v.view.Append(dst, first, count, size, cold)
-	if err != nil {
-		if errors.Is(err, store.ErrCold) {
-			err = retransmit.ErrCold
-		}
+	if !errors.Is(err, store.ErrCold) {
 		return out, n, err
 	}
-	// A store's answer from memory ends where the next message is on disk; the
-	// server wants to know that it could be longer.
-	if !cold && n < count && size-(len(out)-len(dst)) >= moldcast.LengthSize && v.isCold(first+moldcast.Seq(n)) {
-		return dst, n, retransmit.ErrCold
+	if n > 0 && size-(len(out)-len(dst)) < moldcast.LengthSize {
+		return out, n, nil // full all the same
 	}
-	return out, n, nil
+	return dst, n, retransmit.ErrCold
 }
 
 func (v *servedView) Block(q moldcast.Seq) any { return v.view.Block(q) }
-
-func (v *servedView) isCold(q moldcast.Seq) bool {
-	b, ok := v.source.scratch.Get().(*[]byte)
-	if !ok {
-		b = new([]byte)
-	}
-	out, _, err := v.view.Append((*b)[:0], q, 1, 0, false)
-	*b = out
-	v.source.scratch.Put(b)
-	return errors.Is(err, store.ErrCold)
-}
