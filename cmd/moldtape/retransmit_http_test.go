@@ -2,6 +2,7 @@ package main
 
 import (
 	"net"
+	web "net/http"
 	"os"
 	"path/filepath"
 	"strings"
@@ -82,6 +83,27 @@ func TestRetransmitHTTP(t *testing.T) {
 			t.Errorf("status %s: %s", flag, out)
 		}
 	}
+
+	if err := os.WriteFile(filepath.Join(dir, "state"), []byte("{}"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	run(t, dir, 0, "snapshot", "put", "feed/E2E", "--seq", "9", "state")
+	run(t, dir, 0, "snapshot", "put", "other/BAD", "--seq", "9", "state")
+	narrow := moldtape(t, dir, "retransmit", "--listen", "127.0.0.1:0", "--http", "127.0.0.1:0", "--channel", "feed")
+	of := narrow.event("ready")["http"].(string)
+	for path, addr := range map[string]string{"other/BAD": http, "feed/E2E": of} {
+		if code, _ := httpGet(t, addr, "/snapshots/"+path); code != 200 {
+			t.Errorf("snapshot of %s: %d", path, code)
+		}
+	}
+	if resp, err := web.Get("http://" + of + "/snapshots/other/BAD"); err != nil || resp.StatusCode != 404 {
+		t.Errorf("a channel that is not served: %v %v", resp, err)
+	}
+	if resp, err := web.Post("http://"+of+"/status", "text/plain", nil); err != nil || resp.StatusCode != 405 {
+		t.Errorf("POST: %v %v", resp, err)
+	}
+	narrow.signal(syscall.SIGTERM)
+	narrow.exit(0)
 
 	archive, away := filepath.Join(dir, "archive"), filepath.Join(dir, "away")
 	if err := os.Rename(archive, away); err != nil {

@@ -179,7 +179,8 @@ func (e *env) retransmit(ctx context.Context, o retransmitFlags, cfg retransmit.
 	var streamErr error
 	if web != nil {
 		up.HTTP = web.Addr().String()
-		srv := httpd.New(all.httpConfig(httpd.Config{Served: newServedStatus(source).get, Archive: e.archiveDir(), Version: version(), Log: e.log}))
+		srv := httpd.New(all.httpConfig(httpd.Config{Served: newServedStatus(source).get, Archive: e.archiveDir(), Version: version(), Log: e.log,
+			Snapshots: &httpd.Snapshots{Archive: archive, Channels: o.channels}}))
 		others.Go(func() {
 			if err := srv.Serve(ctx, web); err != nil {
 				e.log.Error("http server stopped; requests are answered on", "err", err)

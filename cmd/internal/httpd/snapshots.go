@@ -6,6 +6,7 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"slices"
 	"strconv"
 	"syscall"
 	"time"
@@ -17,7 +18,9 @@ import (
 // Snapshots is the snapshots of an archive as they are served.
 type Snapshots struct {
 	Archive *store.Archive
-	Max     int64 // PUT takes at most so many bytes; 0: it is refused
+	// Channels are those whose snapshots are served; empty: all.
+	Channels []string
+	Max      int64 // PUT takes at most so many bytes; 0: it is refused
 }
 
 // Who uploads or downloads is one of a few, and each must get on: a client that
@@ -48,6 +51,9 @@ func (s *Server) snapshots(mux *http.ServeMux, cfg *Snapshots) {
 				return
 			}
 			ref, err := cfg.Archive.Find(r.PathValue("channel") + "/" + r.PathValue("session"))
+			if err == nil && len(cfg.Channels) > 0 && !slices.Contains(cfg.Channels, ref.Channel) {
+				err = fmt.Errorf("%w: channel %s is not served here", store.ErrNotFound, ref.Channel)
+			}
 			if err == nil {
 				err = h(w, r, ref)
 			}
@@ -58,7 +64,7 @@ func (s *Server) snapshots(mux *http.ServeMux, cfg *Snapshots) {
 	}
 	mux.HandleFunc("PUT /snapshots/{channel}/{session}", func(w http.ResponseWriter, r *http.Request) {
 		if cfg.Max <= 0 {
-			http.Error(w, "this node takes no snapshots: --snapshot-max says how large one may be", http.StatusForbidden)
+			http.Error(w, "this node takes no snapshots: capture --snapshot-max says how large one may be", http.StatusForbidden)
 			return
 		}
 		one(up, cfg.put)(w, r)
