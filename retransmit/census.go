@@ -133,14 +133,26 @@ func (c *census) unlink(i int32) {
 	}
 }
 
-// top is a copy of those who asked most, at most n.
-func (c *census) top(n int) []Client {
-	all := make([]Client, 0, len(c.rows)-1)
+// place is how much a client asked.
+type place struct {
+	addr     netip.Addr
+	requests uint64
+}
+
+// places appends those of all clients. It is apart from top, so that who has a
+// lock on the census does not keep it while it sorts.
+func (c *census) places(dst []place) []place {
 	for i := range c.rows[1:] {
-		all = append(all, c.rows[i+1].Client)
+		x := &c.rows[i+1]
+		dst = append(dst, place{x.Addr, x.Requests})
 	}
-	slices.SortFunc(all, func(a, b Client) int {
-		return cmp.Or(cmp.Compare(b.Requests, a.Requests), a.Addr.Compare(b.Addr))
+	return dst
+}
+
+// top is those of all that asked most, at most n.
+func top(all []place, n int) []place {
+	slices.SortFunc(all, func(a, b place) int {
+		return cmp.Or(cmp.Compare(b.requests, a.requests), a.addr.Compare(b.addr))
 	})
 	return all[:min(n, len(all))]
 }

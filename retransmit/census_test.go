@@ -23,8 +23,8 @@ func TestCensusKeepsWhoAsksMost(t *testing.T) {
 	if len(c.rows) != censusSize+1 || len(c.byAddr) != censusSize {
 		t.Fatal(len(c.rows), len(c.byAddr))
 	}
-	top := c.top(3)
-	if len(top) != 3 || top[0].Addr != heavy || top[0].Requests != 89 || top[0].Answered != 89 || top[0].Bytes != 890 {
+	top := top(c.places(nil), 3)
+	if x := c.find(heavy); len(top) != 3 || top[0] != (place{heavy, 89}) || x.Answered != 89 || x.Bytes != 890 {
 		t.Fatalf("%+v", top)
 	}
 	for i := c.oldest; i != c.latest; i = c.rows[i].next {
@@ -65,7 +65,7 @@ func TestClients(t *testing.T) {
 	if two.Refused[UnknownSession] != 1 || two.Refused[Malformed] != 1 || two.Wait != 0 {
 		t.Errorf("%+v", two)
 	}
-	if top[2].Refused[NotAllowed] != 1 {
+	if top[2].Refused[NotAllowed] != 1 || top[2].Allowed || !two.Allowed {
 		t.Errorf("%+v", top[2])
 	}
 	st := s.Stats()

@@ -335,20 +335,30 @@ func (s *Server) answering(now moldcast.Instant, from netip.AddrPort, r moldcast
 // ClientStatus is a Client, and how it stands now.
 type ClientStatus struct {
 	Client
-	Wait  time.Duration // until the budgets have room for it; 0: now
-	Quiet time.Duration // since its newest request
+	Wait    time.Duration // until the budgets have room for it; 0: now
+	Quiet   time.Duration // since its newest request
+	Allowed bool          // by the allow-list; else it never may
 }
 
 // Clients are those who asked most, at most n, and how many others were
 // forgotten. It may be called at any time.
-func (s *Server) Clients(n int) (top []ClientStatus, forgotten uint64) {
-	now := s.cfg.Clock.Now()
+func (s *Server) Clients(n int) (list []ClientStatus, forgotten uint64) {
+	// Whoever answers waits for the lock: it is not kept over what takes long.
+	all := make([]place, 0, censusSize)
 	s.admit.Lock()
-	defer s.admit.Unlock()
-	for _, c := range s.admit.census.top(n) {
-		top = append(top, ClientStatus{Client: c, Wait: s.admit.Wait(now, c.Addr), Quiet: max(0, time.Duration(now-c.Last))})
+	all, forgotten = s.admit.census.places(all), s.admit.census.forgotten
+	s.admit.Unlock()
+	all = top(all, n)
+	list = make([]ClientStatus, 0, len(all))
+	for _, p := range all {
+		s.admit.Lock()
+		now := s.cfg.Clock.Now()
+		if c := s.admit.census.find(p.addr); c.Addr == p.addr { // else it was forgotten since
+			list = append(list, ClientStatus{Client: *c, Wait: s.admit.Wait(now, c.Addr), Quiet: max(0, time.Duration(now-c.Last)), Allowed: s.admit.Allowed(c.Addr)})
+		}
+		s.admit.Unlock()
 	}
-	return top, s.admit.census.forgotten
+	return list, forgotten
 }
 
 // send sends answers of so many messages, and returns how many were sent.

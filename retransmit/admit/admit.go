@@ -123,7 +123,7 @@ func (a *Admitter) judge(now moldcast.Instant, from netip.AddrPort, r moldcast.R
 	if from.Port() == 0 || !unicast(addr) {
 		return moldcast.Range{}, BadSource
 	}
-	if !a.allowed(addr) {
+	if !a.Allowed(addr) {
 		return moldcast.Range{}, NotAllowed
 	}
 	r.Count = min(r.Count, a.cfg.MaxCount)
@@ -290,8 +290,9 @@ func (a *Admitter) unlink(i int32) {
 	}
 }
 
-func (a *Admitter) allowed(addr netip.Addr) bool {
-	addr = addr.WithZone("") // a prefix contains no address with a zone
+// Allowed reports whether the allow-list has addr.
+func (a *Admitter) Allowed(addr netip.Addr) bool {
+	addr = addr.Unmap().WithZone("") // a prefix contains no address with a zone
 	for _, p := range a.cfg.Allow {
 		if p.Contains(addr) {
 			return true

@@ -27,7 +27,10 @@ func printClients(w io.Writer, d httpd.Node) error {
 		if c.Session != nil {
 			last, lowest = fmt.Sprintf("%v %d..%d", *c.Session, c.FirstSeq, c.LastSeq), fmt.Sprint(c.LowestSeq)
 		}
-		if c.AgainSeconds > 0 {
+		switch {
+		case !c.Allowed:
+			again = "never"
+		case c.AgainSeconds > 0:
 			again = "in " + secondsText(c.AgainSeconds)
 		}
 		row(t, c.Client, c.Server, humanize.Comma(int64(c.Received)), humanize.Comma(int64(c.Answered)), humanize.Comma(int64(c.Bytes)),

@@ -37,6 +37,7 @@ type Client struct {
 	LastSeq      moldcast.Seq      `json:"last_seq"`
 	LowestSeq    moldcast.Seq      `json:"lowest_seq"`    // that it asked for in that session
 	AgainSeconds float64           `json:"again_seconds"` // until the budgets have room for it; 0: now
+	Allowed      bool              `json:"allowed"`       // by the allow-list; else it never may
 }
 
 // clientsOf is the list of the document.
@@ -47,7 +48,7 @@ func clientsOf(now time.Time, servers []Clients) (list []Client, forgotten uint6
 		for _, c := range s.Clients {
 			x := Client{
 				Client: c.Addr.String(), Server: s.Server, Received: c.Requests, Answered: c.Answered, Bytes: c.Bytes,
-				Refused: map[string]uint64{}, Last: now.Add(-c.Quiet).UTC(), AgainSeconds: c.Wait.Seconds(),
+				Refused: map[string]uint64{}, Last: now.Add(-c.Quiet).UTC(), AgainSeconds: c.Wait.Seconds(), Allowed: c.Allowed,
 			}
 			for r, n := range c.Refused {
 				if n > 0 {
@@ -56,7 +57,7 @@ func clientsOf(now time.Time, servers []Clients) (list []Client, forgotten uint6
 			}
 			if c.Lowest > 0 {
 				session := c.Session
-				x.Session, x.FirstSeq, x.LastSeq, x.LowestSeq = &session, c.Range.First, c.Range.Next-1, c.Lowest
+				x.Session, x.FirstSeq, x.LastSeq, x.LowestSeq = &session, c.Range.First, max(c.Range.First, c.Range.Next-1), c.Lowest
 			}
 			list = append(list, x)
 		}

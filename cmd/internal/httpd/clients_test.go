@@ -15,7 +15,7 @@ import (
 func someClients(n, from int) (list []retransmit.ClientStatus) {
 	session, _ := moldcast.ParseSession("S1")
 	for i := range n {
-		c := retransmit.ClientStatus{Wait: 250 * time.Millisecond, Quiet: time.Second}
+		c := retransmit.ClientStatus{Wait: 250 * time.Millisecond, Quiet: time.Second, Allowed: true}
 		c.Addr = netip.AddrFrom4([4]byte{10, 0, byte(from), byte(i)})
 		c.Requests, c.Answered, c.Bytes = uint64(1000-i-from), 5, 700
 		c.Refused[retransmit.ClientRate] = 9
@@ -54,7 +54,7 @@ func TestClients(t *testing.T) {
 	session, _ := moldcast.ParseSession("S1")
 	want := Client{
 		Client: "10.0.0.1", Server: "127.0.0.1:1", Received: 999, Answered: 5, Bytes: 700, Refused: map[string]uint64{"client_rate": 9}, Last: top[1].Last,
-		Session: &session, FirstSeq: 10, LastSeq: 19, LowestSeq: 3, AgainSeconds: 0.25,
+		Session: &session, FirstSeq: 10, LastSeq: 19, LowestSeq: 3, AgainSeconds: 0.25, Allowed: true,
 	}
 	if !reflect.DeepEqual(top[1], want) {
 		t.Errorf("%+v\nwant %+v", top[1], want)
