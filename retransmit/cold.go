@@ -183,12 +183,12 @@ func (s *Server) work() {
 		if !ok {
 			return
 		}
+		failed := false
 		if s.cold.isStopped() {
 			s.refuse(&j, Stopped)
-			s.cold.done(&j)
-			continue
+		} else {
+			failed = s.answerCold(&j, out) == ReadFailed
 		}
-		failed := s.answerCold(&j, out) == ReadFailed
 		s.cold.done(&j)
 		for _, w := range s.cold.end(j.block) {
 			s.afterRead(&w, failed, out)

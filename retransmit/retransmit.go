@@ -16,8 +16,10 @@ type Held interface {
 	Bounds() (first, head moldcast.Seq)
 
 	// Append appends at most count framed messages, of at most size bytes
-	// together, contiguous from first, which lies within the bounds; a first
-	// message that alone is larger than size is appended alone. n is how many;
+	// together, contiguous from first, which lies within the bounds (or below
+	// them: an error, and *moldcast.HoleError with moldcast.Pruned where it was
+	// pruned); a first message that alone is larger than size is appended
+	// alone. n is how many;
 	// what follows dst in out is exactly those n message blocks.
 	//
 	// n is less than what is there and fits only where a hole begins. n is 0

@@ -139,19 +139,34 @@ func (w *wants) place(now moldcast.Instant, s moldcast.Session, r moldcast.Range
 	return old
 }
 
+// looks appends who waits, by key, and for what. It is apart from due, so that
+// who has a lock on the wants does not keep it while it looks.
+func (w *wants) looks(dst []awaited) []awaited {
+	for i := range w.list {
+		for k := range w.list[i].waiters {
+			y := &w.list[i].waiters[k]
+			dst = append(dst, awaited{y.key(), y.view, y.asked.First})
+		}
+	}
+	return dst
+}
+
+// awaited is for what a request waits.
+type awaited struct {
+	key  pending
+	view View
+	q    moldcast.Seq
+}
+
 // due takes out the waiters whose messages are there, and those whose time is
 // over.
-func (w *wants) due(now moldcast.Instant, there func(v View, q moldcast.Seq) bool) (arrived, over []waiter) {
+func (w *wants) due(now moldcast.Instant, there map[pending]bool) (arrived, over []waiter) {
 	for i := range w.list {
 		x := &w.list[i]
 		kept := x.waiters[:0]
-		looked, is := moldcast.Seq(0), false
 		for _, y := range x.waiters {
-			if looked != y.asked.First {
-				looked, is = y.asked.First, there(y.view, y.asked.First)
-			}
 			switch {
-			case is:
+			case there[y.key()]:
 				arrived = append(arrived, y)
 			case now >= y.until:
 				over = append(over, y)
@@ -183,15 +198,18 @@ type upstream struct {
 }
 
 // want lets a request wait for what is asked for upstream; isCold: it does. err
-// is what answer gave with Missing.
+// is what answer gave with Missing. REQUIRES: Upstream is there.
 func (s *Server) want(now moldcast.Instant, j job, why Reason, err error) Reason {
 	lack := j.asked
 	if why == BelowFirst {
 		first, _ := j.view.Bounds()
 		lack.Next = min(lack.Next, first)
-	} else if h, ok := errors.AsType[*moldcast.HoleError](err); ok {
-		if h.Hole.Reason == moldcast.Absent {
-			return why // there is no such message
+		_, _, err = j.view.Append(nil, lack.First, 1, 0, false)
+	}
+	if h, ok := errors.AsType[*moldcast.HoleError](err); ok {
+		switch h.Hole.Reason {
+		case moldcast.Absent, moldcast.Pruned: // there is no such message; it was here, and is not to be again
+			return why
 		}
 		lack.Next = min(lack.Next, h.Hole.Range.Next)
 	}
@@ -219,7 +237,7 @@ func (s *Server) await(ctx context.Context) {
 	look := time.NewTicker(wantLook)
 	defer look.Stop()
 	var scratch []byte
-	there := func(v View, q moldcast.Seq) bool {
+	is := func(v View, q moldcast.Seq) bool {
 		if first, head := v.Bounds(); q < first || q >= head {
 			return false
 		}
@@ -227,6 +245,8 @@ func (s *Server) await(ctx context.Context) {
 		scratch = out
 		return n > 0 || errors.Is(err, ErrCold)
 	}
+	var looks []awaited
+	there := map[pending]bool{}
 	for {
 		select {
 		case <-ctx.Done():
@@ -241,6 +261,16 @@ func (s *Server) await(ctx context.Context) {
 				case <-look.C:
 				}
 			}
+			s.up.Lock()
+			looks = s.up.looks(looks[:0])
+			s.up.Unlock()
+			clear(there)
+			for _, l := range looks {
+				if is(l.view, l.q) {
+					there[l.key] = true
+				}
+			}
+			clear(looks) // keeps no view
 			s.up.Lock()
 			arrived, over := s.up.due(s.cfg.Clock.Now(), there)
 			s.up.Unlock()
@@ -267,7 +297,7 @@ func (s *Server) waiting() int {
 // stopWaiting counts those who wait when the server stops.
 func (s *Server) stopWaiting() {
 	s.up.Lock()
-	_, over := s.up.due(1<<62, func(View, moldcast.Seq) bool { return false })
+	_, over := s.up.due(1<<62, nil)
 	s.up.Unlock()
 	for i := range over {
 		s.refuse(&over[i].job, Stopped)

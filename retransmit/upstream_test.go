@@ -133,7 +133,7 @@ func TestWantsAreBounded(t *testing.T) {
 			n++
 			try(2, n)
 		}
-		w.due(now, func(View, moldcast.Seq) bool { return false })
+		w.due(now, nil)
 		if len(w.list) > maxWants || len(w.pending) > maxWaiters || w.clients[host(1).Addr()] > ofOne {
 			t.Fatal(len(w.list), len(w.pending), w.clients)
 		}
@@ -146,7 +146,7 @@ func TestWantsAreBounded(t *testing.T) {
 	for i := range 10_000 {
 		now += 100_000
 		try(10+i%1000, 100_000+i)
-		w.due(now, func(View, moldcast.Seq) bool { return false })
+		w.due(now, nil)
 	}
 	sum := 0
 	for _, k := range asked {
@@ -156,7 +156,7 @@ func TestWantsAreBounded(t *testing.T) {
 		t.Fatal(sum)
 	}
 	now += moldcast.Instant(wantFor)
-	w.due(now, func(View, moldcast.Seq) bool { return false })
+	w.due(now, nil)
 	if len(w.pending) != 0 || len(w.clients) != 0 {
 		t.Fatal(w.pending, w.clients)
 	}
@@ -177,4 +177,57 @@ type absentView struct{ *memView }
 
 func (absentView) Append(dst []byte, first moldcast.Seq, _, _ int, _ bool) ([]byte, int, error) {
 	return dst, 0, &moldcast.HoleError{Hole: moldcast.Hole{Range: moldcast.Range{First: first, Next: first + 1}, Reason: moldcast.Absent}}
+}
+
+// What retention removed is not fetched again because somebody asks for it.
+func TestPrunedIsNotWanted(t *testing.T) {
+	up := &wishes{}
+	v := prunedView{newMemView(50, 100, func(int) int { return 40 })}
+	r := run(t, Config{Source: memSource{s1: v}, Upstream: up})
+	r.send(ask(host(0), s1, 60, 1), ask(host(0), s1, 10, 100), ask(host(0), s1, 49, 1))
+	if st := r.Stats(); st.Unanswered[Missing] != 1 || st.Unanswered[BelowFirst] != 2 || up.all() != "[]" {
+		t.Fatal(counted(st), up.all())
+	}
+}
+
+type prunedView struct{ *memView }
+
+func (prunedView) Append(dst []byte, first moldcast.Seq, _, _ int, _ bool) ([]byte, int, error) {
+	return dst, 0, &moldcast.HoleError{Hole: moldcast.Hole{Range: moldcast.Range{First: first, Next: first + 1}, Reason: moldcast.Pruned}}
+}
+
+// slowLook is a view that takes its time to tell that what was wanted has come.
+type slowLook struct {
+	*lacking
+	entered, leave chan struct{}
+}
+
+func (v *slowLook) Append(dst []byte, first moldcast.Seq, count, size int, cold bool) ([]byte, int, error) {
+	if size == 0 {
+		v.entered <- struct{}{}
+		<-v.leave
+	}
+	return v.lacking.Append(dst, first, count, size, cold)
+}
+
+// To look whether what is wanted has come holds up nobody who asks.
+func TestLookingDelaysNobody(t *testing.T) {
+	v := &slowLook{&lacking{memView: newMemView(100, 1000, func(int) int { return 40 })}, make(chan struct{}), make(chan struct{})}
+	r := run(t, Config{Source: memSource{s1: v}, Upstream: &wishes{}, Clock: &testClock{}})
+	r.send(ask(host(0), s1, 510, 30))
+	<-v.entered
+	r.send(ask(host(1), s1, 520, 30), ask(host(1), s1, 100, 1))
+	<-r.conn.out
+	if st := r.Stats(); st.Pending != 2 || st.Answered != 1 {
+		t.Error(counted(st))
+	}
+	go func() {
+		for range v.entered {
+		}
+	}()
+	close(v.leave)
+	if err := r.stop(); err != nil {
+		t.Error(err)
+	}
+	close(v.entered)
 }

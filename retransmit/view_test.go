@@ -2,6 +2,7 @@ package retransmit
 
 import (
 	"encoding/binary"
+	"errors"
 	"sync/atomic"
 
 	"github.com/moldtape/moldtape/moldcast"
@@ -47,6 +48,9 @@ func (v *memView) Bounds() (first, head moldcast.Seq) { return v.first, v.head }
 func (v *memView) Append(dst []byte, first moldcast.Seq, count, size int, cold bool) ([]byte, int, error) {
 	if v.missing != nil && v.missing(first) {
 		return dst, 0, &moldcast.HoleError{Hole: moldcast.Hole{Range: moldcast.Range{First: first, Next: first + 1}, Reason: moldcast.Unrecoverable}}
+	}
+	if first < v.first {
+		return dst, 0, errors.New("below the first")
 	}
 	n := 0
 	for n < count && first+moldcast.Seq(n) < v.head {
