@@ -118,6 +118,7 @@ func (c *Channel) Run(ctx context.Context) (Status, error) {
 		go c.acks.run()
 	}
 	err := c.engine(ctx)
+	c.windows.Store(nil) // nobody sees any more what servers have
 	c.finishCopies()
 	close(c.ended)
 	c.stopRecovery()
