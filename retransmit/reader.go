@@ -1,6 +1,7 @@
 package retransmit
 
 import (
+	"container/list"
 	"context"
 	"crypto/tls"
 	"errors"
@@ -31,6 +32,7 @@ const (
 type reader struct {
 	s    *StreamServer
 	conn net.Conn
+	raw  net.Conn  // under conn
 	tcp  *turnConn // under conn; nil: none
 	m    *soup.Server
 
@@ -55,6 +57,9 @@ type reader struct {
 	denyAt  moldcast.Instant // when a login is rejected; 0: it is not
 	stopAt  moldcast.Instant // the server stops: what is there is sent until then; 0: it does not
 	end     StreamEnd
+
+	mute    *list.Element // of StreamServer.mu.mute, until it has logged in; under that mu
+	gaveWay bool          // it was closed to make room; the same
 
 	addr  string
 	since time.Time
@@ -88,7 +93,7 @@ type input struct {
 func newReader(s *StreamServer, conn net.Conn) *reader {
 	now := s.cfg.Clock.Now()
 	r := &reader{
-		s: s, conn: conn, m: soup.NewServer(now), moved: now, end: StreamLost, addr: conn.RemoteAddr().String(), since: time.Now(),
+		s: s, conn: conn, raw: conn, m: soup.NewServer(now), moved: now, end: StreamLost, addr: conn.RemoteAddr().String(), since: time.Now(),
 		in: make(chan input), resume: make(chan struct{}), done: make(chan struct{}),
 	}
 	if c, ok := conn.(*net.TCPConn); ok {
@@ -377,6 +382,9 @@ func (r *reader) login(now moldcast.Instant, l *soup.Login) {
 		r.denyAt = now + moldcast.Instant(denyAfter)
 		return
 	}
+	r.s.mu.Lock()
+	r.s.spoke(r)
+	r.s.mu.Unlock()
 	result, session, seq, snap := make(chan found, 1), l.Session, l.Seq, l.WantsSnapshot()
 	r.found, r.opening = result, result
 	r.s.line.put(func() {

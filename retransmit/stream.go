@@ -1,6 +1,7 @@
 package retransmit
 
 import (
+	"container/list"
 	"context"
 	"crypto/tls"
 	"errors"
@@ -62,7 +63,8 @@ type StreamConfig struct {
 	// TLS is spoken on every connection; nil: none is.
 	TLS *tls.Config
 
-	// Readers bounds the connections: 1..65536. Default 1024. One costs two
+	// Readers bounds the connections: 1..65536. Default 1024. Beyond, one that has
+	// not logged in for a second gives way to a new one. One costs two
 	// goroutines and 1 KiB; while it is slow to take what is on its way, also a
 	// chunk of up to 160 KiB, where no other reader or the cache has that too.
 	Readers int
@@ -143,7 +145,7 @@ type StreamEnd uint8
 const (
 	StreamNotAllowed   StreamEnd = iota // from outside the allow-list
 	StreamFull                          // there were Readers connections
-	StreamNoLogin                       // none came in time
+	StreamNoLogin                       // none came in time, or not before its place was needed
 	StreamRejected                      // session not available
 	StreamProtocol                      // the client did not speak the protocol
 	StreamSilent                        // no heartbeat of the client in time
@@ -229,6 +231,7 @@ type StreamServer struct {
 		sync.Mutex
 		readers int // connections that were not refused yet, those to be refused included
 		all     map[*reader]struct{}
+		mute    list.List // of *reader: who has not logged in, the longest connected first
 		feeds   map[Recording]*feed
 	}
 
@@ -318,20 +321,57 @@ func (s *StreamServer) admit(ctx context.Context, conns *sync.WaitGroup, conn ne
 	case !s.allowed(conn.RemoteAddr()):
 		r.refuse(StreamNotAllowed)
 		s.ended(StreamNotAllowed)
-	case full:
+	case full && !s.makeRoom():
 		r.refuse(StreamFull)
 		s.ended(StreamFull)
 	default:
 		s.mu.Lock()
 		s.mu.all[r] = struct{}{}
+		r.mute = s.mu.mute.PushBack(r)
 		s.mu.Unlock()
 		conns.Go(func() {
 			end := r.run(ctx)
 			s.mu.Lock()
 			delete(s.mu.all, r)
+			s.spoke(r)
+			if r.gaveWay {
+				end = StreamNoLogin
+			}
 			s.mu.Unlock()
 			s.ended(end)
 		})
+	}
+}
+
+// muteTime is how long a connection without a login keeps its place where there
+// are as many as may be. So who opens connections and says nothing cannot shut
+// the others out, unless it opens Readers of them in that time, again and again.
+const muteTime = time.Second
+
+// makeRoom has the connection give way that is the longest without a login;
+// false: none is for muteTime.
+func (s *StreamServer) makeRoom() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	front := s.mu.mute.Front()
+	if front == nil {
+		return false
+	}
+	r := front.Value.(*reader)
+	if time.Since(r.since) < muteTime {
+		return false
+	}
+	s.spoke(r)
+	r.gaveWay = true
+	r.raw.Close()
+	return true
+}
+
+// spoke says that r has logged in, or left. REQUIRES: mu.
+func (s *StreamServer) spoke(r *reader) {
+	if r.mute != nil {
+		s.mu.mute.Remove(r.mute)
+		r.mute = nil
 	}
 }
 

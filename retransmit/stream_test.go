@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -512,6 +513,45 @@ func TestStreamEnds(t *testing.T) {
 			}
 		})
 	}
+}
+
+// Who connects and says nothing cannot keep out who reads; who reads keeps its
+// place.
+func TestStreamMuteGiveWay(t *testing.T) {
+	v := &tape{first: 1, head: 10, growing: true}
+	world(t, v, StreamConfig{Readers: 2}, func(t *testing.T, s *StreamServer, p *pipes) {
+		said := func(conn net.Conn) string {
+			b := make([]byte, 100)
+			n, _ := conn.Read(b)
+			return string(b[:n])
+		}
+		mute := [2]net.Conn{p.dial(), p.dial()}
+		if got := said(p.dial()); !strings.Contains(got, "no room for another reader") {
+			t.Errorf("at once: %q", got)
+		}
+		time.Sleep(muteTime)
+		var stop atomic.Bool
+		for range mute {
+			c := connect(p, soup.Login{Session: day1, Seq: 7})
+			go c.run(stop.Load)
+			synctest.Wait()
+		}
+		for _, conn := range mute {
+			if got := said(conn); got != "" {
+				t.Errorf("mute: %q", got)
+			}
+		}
+		time.Sleep(2 * muteTime)
+		if got := said(p.dial()); !strings.Contains(got, "no room for another reader") {
+			t.Errorf("readers gave way: %q", got)
+		}
+		synctest.Wait()
+		if st := s.Stats(); st.Readers != 2 || st.Ends[StreamNoLogin] != 2 || st.Ends[StreamFull] != 2 || s.mu.mute.Len() != 0 {
+			t.Errorf("%+v, %d mute", st, s.mu.mute.Len())
+		}
+		stop.Store(true)
+		time.Sleep(2 * time.Second)
+	})
 }
 
 // A server that stops sends what it has, and the end if there is one.
