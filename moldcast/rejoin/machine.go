@@ -30,8 +30,7 @@ const (
 	refusedFor  = 30 * time.Second                        // after "not authorised"
 	backoffMin  = 100 * time.Millisecond                  // after a failure, doubled each time, with jitter ×[0.5,1.5] …
 	backoffMax  = 10 * time.Second                        // … up to this
-	outAfter    = 3                                       // failures in a row …
-	outFor      = moldcast.Instant(15 * time.Second)      // … or so long a time before the next try: the server cannot be asked
+	outFor      = moldcast.Instant(15 * time.Second)      // failing for so long, or so long a time before the next try: the server cannot be asked
 	readOn      = 10_000                                  // messages that are read on over rather than logging in again
 	disorder    = 1000                                    // messages that may be mere disorder before they settle
 	maxLacks    = 1024                                    // ranges that a server is remembered to lack
@@ -200,8 +199,9 @@ type Machine struct {
 
 // server is what is known of one.
 type server struct {
-	fails    int // in a row
-	idle     int // connections in a row that brought nothing
+	fails    int              // in a row …
+	failing  moldcast.Instant // … since then
+	idle     int              // connections in a row that brought nothing
 	retryAt  moldcast.Instant
 	noticeAt moldcast.Instant
 	lacks    gap.Set
@@ -447,18 +447,20 @@ func (m *Machine) pick(now moldcast.Instant) (want moldcast.Range) {
 }
 
 // lacked is the beginning of r that every server lacks for good; empty where
-// one may have it. One that cannot be asked, again and again, has no say: it
-// must not hold up what is behind a hole.
+// one may have it. One that could not be asked for outFor, or half the budget, has
+// no say: it must not hold up what is behind a hole. Until then it may be one that
+// is started anew.
 func (m *Machine) lacked(now moldcast.Instant, r moldcast.Range) moldcast.Range {
 	none := moldcast.Range{First: r.First, Next: r.First}
 	known := false
+	out := min(outFor, moldcast.Instant(m.c.Budget/2))
 	for i := range m.servers {
 		s := &m.servers[i]
 		part, lacks := s.lacks.Cut(r)
 		switch {
 		case lacks:
 			r, known = part, true
-		case s.fails < outAfter && s.retryAt-now < outFor:
+		case (s.fails == 0 || now-s.failing < out) && s.retryAt-now < outFor:
 			return none
 		}
 	}
@@ -840,7 +842,9 @@ func (m *Machine) fail(now moldcast.Instant, err error) {
 		s.noticeAt = now + noticeEvery
 		m.tell(Notice{Kind: Failed, Server: i, Messages: c.got, After: wait, Err: err, Range: m.want})
 	}
-	s.fails++
+	if s.fails++; s.fails == 1 {
+		s.failing = now
+	}
 	m.stats.Failures++
 	if m.broken = true; m.snap.wanted {
 		m.snap.failed(m.c.SnapshotTries, err)

@@ -189,13 +189,26 @@ func TestCases(t *testing.T) {
 				t.Errorf("lost %v", w.lost)
 			}
 		}},
-		{"holes of the only server that is there", setup{from: 1, next: 50_000, servers: 3}, func(t *testing.T, w *world) {
+		{"holes of the only server that is there", setup{from: 1, next: 50_000, servers: 3, config: Config{Budget: 4 * time.Second}}, func(t *testing.T, w *world) {
 			w.up[0].down = true
 			w.up[2].code = soup.NotAuthorised
 			w.up[1].holes.Add(rng{First: 20_000, Next: 20_300})
 			w.up[1].holes.Add(rng{First: 40_000, Next: 40_010})
 			w.until(5*time.Second, "live", w.live)
 			if fmt.Sprint(w.lost) != "[20000..20299 40000..40009]" {
+				t.Errorf("lost %v", w.lost)
+			}
+		}},
+		{"the server without the hole is started anew", setup{from: 1, next: 50_000, servers: 2}, func(t *testing.T, w *world) {
+			w.up[0].down = true
+			w.up[1].holes.Add(rng{First: 20_000, Next: 20_300})
+			w.run(8 * time.Second)
+			if w.at != 20_000 {
+				t.Errorf("at %d", w.at)
+			}
+			w.up[0].down = false
+			w.until(8*time.Second, "live", w.live)
+			if w.lost != nil {
 				t.Errorf("lost %v", w.lost)
 			}
 		}},
