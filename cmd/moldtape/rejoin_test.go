@@ -74,7 +74,7 @@ func TestListenJoinsLate(t *testing.T) {
 			}
 			publisher := moldtape(t, dir, "publish", "--interface", "lo", "--group", line, "--session", "DAY1", "--input", input,
 				"--rate", fmt.Sprint(total/3), "--loss", "0.2", "--packet-messages", "3", "--ring", fmt.Sprint(total),
-				"--retransmit-listen", answers, "--linger", "2s", "--log-level", "warn")
+				"--retransmit-listen", answers, "--linger", "5m", "--log-level", "warn") // it answers until all is there
 			publisher.event("ready")
 			wait("half way", func() bool { return head() > total/2 })
 			listen := moldtape(t, dir, "listen", "--interface", "lo", "--group", line, "--recovery", server.l.Addr().String(),
@@ -86,12 +86,13 @@ func TestListenJoinsLate(t *testing.T) {
 				node.exit(-1)
 				node, _ = capture()
 			}
-			publisher.exit(0)
 			sum := map[string]any{}
 			if err := json.Unmarshal([]byte(<-listen.lines), &sum); err != nil {
 				t.Fatal(err)
 			}
 			listen.exit(0)
+			publisher.signal(syscall.SIGTERM)
+			publisher.exit(0)
 			node.signal(syscall.SIGTERM)
 			node.exit(0)
 			got, err := os.ReadFile(output)
