@@ -34,6 +34,14 @@ func (v *View) Bounds() (first, head moldcast.Seq) {
 	return s.first(), s.head()
 }
 
+// Known is Bounds as of the last look at the disk: it takes none.
+func (v *View) Known() (first, head moldcast.Seq) {
+	s := v.s
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.first(), s.head()
+}
+
 // Ended reports whether End of Session is on record, and then one past the
 // last message of the session.
 func (v *View) Ended() (end moldcast.Seq, ok bool) {
@@ -101,7 +109,7 @@ func (v *View) Holes() []moldcast.Hole {
 // pruned, *CorruptError where the disk
 // gave a block back wrong, and, unless cold, ErrCold where a block must be
 // read from disk: that one also behind n messages. Without such a read it does
-// not allocate beyond dst.
+// not allocate beyond dst; without cold it does not look at the disk at all.
 func (v *View) Append(dst []byte, first moldcast.Seq, count, size int, cold bool) (out []byte, n int, err error) {
 	s := v.s
 	out = dst
@@ -163,7 +171,7 @@ func (v *View) Append(dst []byte, first moldcast.Seq, count, size int, cold bool
 			}
 			continue
 		}
-		return v.stop(out, n, v.cannot(p, hole))
+		return v.stop(out, n, v.cannot(p, hole, cold))
 	}
 	return out, n, nil
 }
@@ -213,7 +221,10 @@ func (v *View) stop(out []byte, n int, err error) ([]byte, int, error) {
 }
 
 // cannot says why nothing can be read at p.
-func (v *View) cannot(p place, hole moldcast.Hole) error {
+func (v *View) cannot(p place, hole moldcast.Hole, cold bool) error {
+	if cold && (p.where == inHole || p.where == inAbsent || p.where == beyond) {
+		v.s.refreshIfDue()
+	}
 	switch p.where {
 	case inSegment:
 		return ErrCold
@@ -223,17 +234,14 @@ func (v *View) cannot(p place, hole moldcast.Hole) error {
 	case onRecord:
 		return p.seg.corrupt(p.r, p.err)
 	case inHole:
-		v.s.refreshIfDue()
 		return &moldcast.HoleError{Hole: hole}
 	case inAbsent:
-		v.s.refreshIfDue()
 		return &moldcast.HoleError{Hole: moldcast.Hole{Range: p.r, Reason: moldcast.Absent}}
 	case below:
 		return ErrBelow
 	case inPruned:
 		return &PrunedError{Range: p.r}
 	}
-	v.s.refreshIfDue()
 	return ErrBeyond
 }
 

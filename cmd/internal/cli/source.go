@@ -306,6 +306,7 @@ func (s *Source) Run(ctx context.Context) {
 				v.look()
 			}
 		case <-names.C:
+			s.lookAtOwn()
 			s.keepUp()
 		}
 	}
@@ -328,6 +329,25 @@ func (s *Source) keepUp() {
 	}
 }
 
+// lookAtOwn has the store look at what was pruned of the sessions that this
+// process writes or wrote, so that nobody who answers has to.
+func (s *Source) lookAtOwn() {
+	var own []*store.View
+	s.mu.Lock()
+	for _, l := range s.mu.live {
+		own = append(own, l.view.view)
+	}
+	for _, v := range s.mu.views {
+		if !v.stored {
+			own = append(own, v.view)
+		}
+	}
+	s.mu.Unlock()
+	for _, v := range own {
+		v.Bounds()
+	}
+}
+
 // Close serves nothing any more. Run must have ended.
 func (s *Source) Close() error {
 	s.table.Store(&map[moldcast.Session]*servedView{})
@@ -344,8 +364,9 @@ type servedView struct {
 	source *Source
 	view   *store.View
 
-	// Of a session that this process does not write the bounds are kept, since
-	// the store may list a directory to tell them: that is for Run's goroutine.
+	// Of a session that this process does not write the bounds are kept. Of
+	// one that it does the store knows them. To look whether they are still so
+	// may list a directory: that is for Run's goroutine.
 	stored      bool
 	first, head atomic.Uint64
 }
@@ -360,7 +381,7 @@ func (v *servedView) look() {
 
 func (v *servedView) Bounds() (first, head moldcast.Seq) {
 	if !v.stored {
-		return v.view.Bounds()
+		return v.view.Known()
 	}
 	first = moldcast.Seq(v.first.Load())
 	return first, moldcast.Seq(v.head.Load())
