@@ -87,7 +87,7 @@ func snapshotCode(err error) int {
 	switch {
 	case errors.Is(err, store.ErrNotFound), errors.Is(err, store.ErrNoSnapshot):
 		return http.StatusNotFound
-	case errors.Is(err, errSeq), errors.Is(err, store.ErrSnapshotSeq), errors.Is(err, store.ErrAmbiguous):
+	case errors.Is(err, errSeq), errors.Is(err, errUpload), errors.Is(err, store.ErrSnapshotSeq), errors.Is(err, store.ErrAmbiguous):
 		return http.StatusBadRequest
 	case errors.Is(err, store.ErrSnapshotExists):
 		return http.StatusConflict
@@ -133,10 +133,16 @@ type pacedBody struct {
 	p paced
 }
 
+// errUpload: the body did not come whole, or too slowly. The fault is not here.
+var errUpload = errors.New("the upload broke off")
+
 func (b *pacedBody) Read(buf []byte) (int, error) {
 	b.p.next(0)
 	n, err := b.Reader.Read(buf)
 	b.p.n += int64(n)
+	if err != nil && err != io.EOF && !errors.As(err, new(*http.MaxBytesError)) {
+		err = fmt.Errorf("%w: %w", errUpload, err)
+	}
 	return n, err
 }
 

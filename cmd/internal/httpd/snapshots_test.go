@@ -99,6 +99,17 @@ func TestSnapshotsOverHTTP(t *testing.T) {
 	if resp, text := do(t, "PUT", at+"?seq=8", io.MultiReader(bytes.NewReader(make([]byte, 1<<20)), strings.NewReader("x"))); resp.StatusCode != 413 {
 		t.Error(resp.Status, text)
 	}
+	// One that breaks off is the client's fault, and not stored.
+	conn, err := net.Dial("tcp", strings.TrimPrefix(url, "http://"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	fmt.Fprintf(conn, "PUT /snapshots/c/S?seq=9 HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\nstate")
+	_ = conn.(*net.TCPConn).CloseWrite()
+	if b, _ := io.ReadAll(conn); !bytes.HasPrefix(b, []byte("HTTP/1.1 400 ")) || !bytes.Contains(b, []byte("the upload broke off")) {
+		t.Errorf("%q", b)
+	}
 	resp, text = do(t, "GET", at, nil)
 	if resp.Header.Get("Moldtape-Seq") != "7" || text != string(state) || len(resp.Header.Get("Moldtape-Sha256")) != 64 {
 		t.Errorf("%v, %d bytes", resp.Header, len(text))
