@@ -116,6 +116,8 @@ type Receiver struct {
 	hasEnd, done bool
 	end          Seq
 	high         Seq // one past the highest message taken
+	heard        Instant
+	anyHeard     bool // heard is when the newest packet of a line came
 	claimed      gap.Claim
 
 	jump  jump
@@ -207,6 +209,10 @@ func (r *Receiver) Head() Seq {
 	}
 	return r.m.Head()
 }
+
+// Heard is when the newest packet of the session came on a line; false: none
+// did.
+func (r *Receiver) Heard() (Instant, bool) { return r.heard, r.anyHeard }
 
 // Done reports whether the end was reached: OnEnd was called.
 func (r *Receiver) Done() bool { return r.done }
@@ -332,6 +338,7 @@ func (r *Receiver) plausible(now Instant, line int, first Seq, datagram []byte) 
 }
 
 func (r *Receiver) process(now Instant, line int, p Packet) {
+	r.heard, r.anyHeard = now, true
 	r.stats.Packets++
 	r.stats.Received += uint64(p.Msgs.Len())
 	if r.done {

@@ -141,6 +141,14 @@ func (r *Receiver) OfferStream(now Instant, first Seq, msgs Messages, beyond boo
 	return v
 }
 
+// StreamShows says that there are messages below next, which a recovery stream
+// goes beyond. Only for where the lines are silent.
+func (r *Receiver) StreamShows(now Instant, next Seq) {
+	if r.started && !r.done {
+		r.m.Reveal(now, streamLine, next)
+	}
+}
+
 // StreamEnd says that a recovery stream ended with the session at end. Where
 // lines showed more than that, it tells nothing, and the result is false.
 func (r *Receiver) StreamEnd(now Instant, end Seq) bool {

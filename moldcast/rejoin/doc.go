@@ -34,6 +34,11 @@
 // same may run ahead of the lines, and says where the session ends; another is
 // read as far as the lines have shown.
 //
+// Lines that were silent for three seconds, of a session that is named, show
+// nothing more: the servers are asked for what comes next, again and again with
+// the same back-off, and believed. So the whole of a session can be had after its
+// end.
+//
 // # What goes wrong
 //
 // A connection that breaks off is taken up where it was, at the next server in

@@ -28,6 +28,7 @@ const (
 	lackFor     = moldcast.Instant(30 * time.Second)      // a server is not asked again for a hole of it
 	liarFor     = time.Minute                             // after other bytes than heard
 	refusedFor  = 30 * time.Second                        // after "not authorised"
+	quietAfter  = moldcast.Instant(3 * time.Second)       // three heartbeats: the lines are silent
 	backoffMin  = 100 * time.Millisecond                  // after a failure, doubled each time, with jitter ×[0.5,1.5] …
 	backoffMax  = 10 * time.Second                        // … up to this
 	outFor      = moldcast.Instant(15 * time.Second)      // failing for so long, or so long a time before the next try: the server cannot be asked
@@ -191,6 +192,9 @@ type Machine struct {
 	fetching bool // was noticed
 	brought  uint64
 
+	began   moldcast.Instant // the first Poll
+	polled  bool
+	quiet   bool // the lines are silent: what the servers have is all there is to know
 	snap    snapping
 	notices []Notice
 	stats   Stats
@@ -280,6 +284,9 @@ func (m *Machine) tell(n Notice) {
 
 // Poll says what to do next; call it until it says false.
 func (m *Machine) Poll(now moldcast.Instant) (Action, bool) {
+	if !m.polled {
+		m.began, m.polled = now, true
+	}
 	m.look(now)
 	if m.closing != 0 {
 		a := Action{Do: Close, Conn: m.closing, Bytes: m.bye}
@@ -305,6 +312,16 @@ func (m *Machine) Deadline() moldcast.Instant {
 	if m.missing() || m.snap.wanted && m.named() && m.conn.state == idle {
 		d = m.scanAt
 	}
+	if m.named() && m.polled {
+		switch at := m.quietAt(); m.conn.state {
+		case idle:
+			d = min(d, max(at, m.ready()))
+		case open:
+			if m.conn.rest.Len() > 0 && !m.quiet {
+				d = min(d, at)
+			}
+		}
+	}
 	if c := &m.conn; c.state == open {
 		d = min(d, c.client.Deadline())
 		switch {
@@ -319,6 +336,29 @@ func (m *Machine) Deadline() moldcast.Instant {
 		}
 	}
 	return d
+}
+
+// quietAt is from when on the lines are silent, if nothing comes.
+func (m *Machine) quietAt() moldcast.Instant {
+	at := m.began
+	if heard, any := m.r.Heard(); any {
+		at = max(at, heard)
+	}
+	return at + quietAfter
+}
+
+// ready is when the first server may be asked for what comes next.
+func (m *Machine) ready() moldcast.Instant {
+	first, at := m.first(), gap.Never
+	for i := range m.servers {
+		s := &m.servers[i]
+		ready := s.retryAt
+		if s.lacks.Contains(first) {
+			ready = max(ready, s.until)
+		}
+		at = min(at, ready)
+	}
+	return at
 }
 
 // missing reports whether anything is, of a session that is known.
@@ -337,12 +377,13 @@ func (m *Machine) look(now moldcast.Instant) {
 		m.leave(now)
 		return
 	}
+	m.quiet = m.named() && now >= m.quietAt()
 	m.feed(now)
 	if now >= m.scanAt {
 		m.scan(now)
 	}
 	m.watch(now)
-	if m.conn.state == idle && m.closing == 0 && (!m.want.Empty() || m.snap.wanted && m.named()) {
+	if m.conn.state == idle && m.closing == 0 && (!m.want.Empty() || m.snap.wanted && m.named() || m.quiet) {
 		m.choose(now)
 	}
 }
@@ -472,13 +513,14 @@ func (m *Machine) lacked(now moldcast.Instant, r moldcast.Range) moldcast.Range 
 
 // choose dials the next server that may have what is wanted.
 func (m *Machine) choose(now moldcast.Instant) {
+	first := m.first()
 	for k := range m.servers {
 		i := (m.turn + k) % len(m.servers)
 		s := &m.servers[i]
 		if s.lacks.Len() > 0 && now >= s.until {
 			s.lacks.Clear()
 		}
-		if now < s.retryAt || s.lacks.Contains(m.want.First) || m.snap.wanted && s.noSnap {
+		if now < s.retryAt || s.lacks.Contains(first) || m.snap.wanted && s.noSnap {
 			continue
 		}
 		m.turn = i
@@ -486,6 +528,14 @@ func (m *Machine) choose(now moldcast.Instant) {
 		m.conn = conn{state: dialing, id: m.id, server: i, last: now}
 		return
 	}
+}
+
+// first is the lowest that is to be fetched.
+func (m *Machine) first() moldcast.Seq {
+	if m.want.Empty() {
+		return m.r.Next()
+	}
+	return m.want.First
 }
 
 // Connected says that Dial succeeded.
@@ -505,10 +555,7 @@ func (m *Machine) Connected(now moldcast.Instant, id uint64) {
 		m.askSnapshot(now, session)
 		return
 	}
-	first := m.want.First
-	if m.want.Empty() {
-		first = m.r.Next()
-	}
+	first := m.first()
 	s := &m.servers[c.server]
 	c.from = m.r.Kept(first)
 	for at := c.from; at < first; {
@@ -674,6 +721,9 @@ func (m *Machine) event(now moldcast.Instant, e *soup.Event) {
 		}
 	case soup.Hole:
 		if !c.proves {
+			if m.quiet {
+				m.r.StreamShows(now, e.Range.Next)
+			}
 			m.hole(now, e.Range)
 		}
 		m.leave(now)
@@ -694,6 +744,12 @@ func (m *Machine) accepted(now moldcast.Instant, first moldcast.Seq) {
 	}
 	if first < c.from {
 		m.fail(now, ErrBehind)
+		return
+	}
+	if next := m.r.Next(); m.want.Empty() && m.quiet && first > next {
+		m.r.StreamShows(now, first)
+		m.hole(now, moldcast.Range{First: next, Next: first})
+		m.leave(now)
 		return
 	}
 	if want := m.want; !want.Empty() {
@@ -742,7 +798,7 @@ func (m *Machine) data(now moldcast.Instant, first moldcast.Seq, msgs moldcast.M
 		m.prove(now, first, msgs)
 		return
 	}
-	v := m.r.OfferStream(now, first, msgs, s.proven)
+	v := m.r.OfferStream(now, first, msgs, s.proven || m.quiet)
 	if v.Differs != 0 {
 		m.differs(now, v.Differs)
 		return

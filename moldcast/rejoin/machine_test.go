@@ -32,6 +32,39 @@ func TestCases(t *testing.T) {
 				t.Errorf("notices %s", w.said())
 			}
 		}},
+		{"after the end, on lines that are silent", setup{from: 1, next: 50_000, session: true}, func(t *testing.T, w *world) {
+			w.mute, w.rate, w.end, w.up[0].ended = true, 0, true, true
+			w.run(2900 * time.Millisecond)
+			if len(w.up[0].logins) > 0 {
+				t.Errorf("logins %v before the lines were silent for three heartbeats", w.up[0].logins)
+			}
+			w.until(5*time.Second, "the end", func() bool { return w.endAt == 50_000 })
+			if w.delivered != 49_999 || w.at != 50_000 {
+				t.Errorf("%d delivered, up to %d", w.delivered, w.at)
+			}
+		}},
+		{"lines that are silent, a server that goes on and has a hole", setup{from: 1, next: 20_000, session: true}, func(t *testing.T, w *world) {
+			w.mute = true
+			w.up[0].holes.Add(rng{First: 5000, Next: 5100})
+			w.run(8 * time.Second)
+			if len(w.lost) != 1 || w.lost[0] != (rng{First: 5000, Next: 5100}) || w.at < 20_000 {
+				t.Errorf("lost %v, delivered up to %d", w.lost, w.at)
+			}
+			at := w.at
+			w.until(20*time.Second, "what came since", func() bool { return w.at > at+20_000 })
+			if n := len(w.up[0].logins); n > 15 {
+				t.Errorf("%d logins", n)
+			}
+			w.mute = false
+			w.until(10*time.Second, "live", w.live)
+		}},
+		{"lines that are silent, a server that begins later", setup{from: 1, first: 1, next: 20_000, session: true}, func(t *testing.T, w *world) {
+			w.mute, w.rate, w.end, w.up[0].ended, w.up[0].first = true, 0, true, true, 7000
+			w.until(20*time.Second, "the end", func() bool { return w.endAt == 20_000 })
+			if len(w.lost) != 1 || w.lost[0] != (rng{First: 1, Next: 7000}) {
+				t.Errorf("lost %v", w.lost)
+			}
+		}},
 		{"late join from a sequence", setup{from: 30_000, next: 50_000}, func(t *testing.T, w *world) {
 			w.until(5*time.Second, "live", w.live)
 			if w.up[0].logins[1] != 30_000 {
