@@ -102,12 +102,10 @@ func (a *Archive) storeSnapshot(h *snapshotHeader, src io.Reader, entry AuditEnt
 	if err := a.snapshotFits(r, h.seq); err != nil { // before a long upload
 		return fail(err)
 	}
-	d, err := a.describe(r, false)
-	if err != nil {
+	if end, known, err := a.EndOf(r); err != nil {
 		return fail(err)
-	}
-	if d.Ended && h.seq > *d.EndSeq {
-		return fail(fmt.Errorf("%w: the session ended with %d; its last state is that at %d", ErrSnapshotSeq, *d.EndSeq-1, *d.EndSeq))
+	} else if known && h.seq > end {
+		return fail(fmt.Errorf("%w: the session ended with %d; its last state is that at %d", ErrSnapshotSeq, end-1, end))
 	}
 	room := func() error {
 		n, known := a.free()
@@ -278,9 +276,26 @@ func (a *Archive) snapshotSeqs(r Ref) ([]moldcast.Seq, error) {
 	return out, err
 }
 
+// EndOf is one past the last message of a recording, where its End of Session is
+// on record as this process sees it: of one that another process writes, in a
+// sealed segment. Errors wrap ErrNotFound, or say what cannot be read.
+func (a *Archive) EndOf(r Ref) (end moldcast.Seq, known bool, err error) {
+	d, err := a.describe(r, false)
+	if err != nil || !d.Ended {
+		return 0, false, err
+	}
+	return *d.EndSeq, true, nil
+}
+
+// beyondEnd says what is wrong with a snapshot at q of a session that ended with
+// end: it was stored before that was on record.
+func beyondEnd(q, end moldcast.Seq) string {
+	return fmt.Sprintf("no state of the session: that ended with %d; `moldtape snapshot rm --seq %d` removes it", end-1, q)
+}
+
 // Snapshots describes the snapshots of a recording by their headers, in the
-// order of sequences; of one whose header is damaged Fault says so. Errors wrap
-// ErrNotFound.
+// order of sequences; of one whose header is damaged, or that lies beyond the end
+// of the session, Fault says so. Errors wrap ErrNotFound.
 func (a *Archive) Snapshots(r Ref) ([]SnapshotInfo, error) {
 	dir := a.sessionDir(r)
 	if _, err := a.o.FS.Stat(dir); isNotExist(err) {
@@ -291,6 +306,13 @@ func (a *Archive) Snapshots(r Ref) ([]SnapshotInfo, error) {
 		return nil, fmt.Errorf("%v: %w", r, err)
 	}
 	out := make([]SnapshotInfo, 0, len(seqs))
+	var end moldcast.Seq
+	ended := false
+	if len(seqs) > 0 {
+		if end, ended, err = a.EndOf(r); err != nil {
+			a.o.Log.Warn("where a session ended is not known; its snapshots are not compared with that", "session", r, "err", err)
+		}
+	}
 	for _, q := range seqs {
 		sr, err := openSnapshot(a.o.FS, r, a.o.FS.PathJoin(dir, snapshotDir), q)
 		switch {
@@ -300,8 +322,12 @@ func (a *Archive) Snapshots(r Ref) ([]SnapshotInfo, error) {
 			out = append(out, SnapshotInfo{Seq: q, Fault: err.Error()})
 			continue
 		}
-		out = append(out, sr.Info())
+		info := sr.Info()
 		sr.Close()
+		if ended && q > end {
+			info.Fault = beyondEnd(q, end)
+		}
+		out = append(out, info)
 	}
 	return out, nil
 }

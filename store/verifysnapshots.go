@@ -31,10 +31,20 @@ func (v *verification) snapshots(c *checked) error {
 		}
 	}
 	recs := snapshotRecords(entries, c.ref)
+	var end moldcast.Seq
+	ended := false
+	if len(found) > 0 {
+		if end, ended, err = a.EndOf(c.ref); err != nil {
+			ended = false // what cannot be read is named elsewhere
+		}
+	}
 	for _, f := range found {
 		v.rep.Snapshots++
 		v.rep.SnapshotBytes += f.info.Bytes
 		if f.err == nil {
+			if ended && f.info.Seq > end {
+				v.fault(c, "", moldcast.Range{}, "%s/%s (snapshot at %d): %s", snapshotDir, snapshotName(f.info.Seq), f.info.Seq, beyondEnd(f.info.Seq, end))
+			}
 			continue
 		}
 		why := f.err

@@ -184,11 +184,11 @@ type publishing struct {
 	emitFn  func([]byte)
 	alarm   moldcast.Instant // when a refusal may be logged again
 
-	waiting             bool             // for the quorum
-	nextStatus          moldcast.Instant // of it
-	lowAlarm, gateAlarm moldcast.Instant // when each may be logged again
-	gatePause           moldcast.Instant // between two of the second
-	early               bool             // an early end of the source was logged
+	waiting                       bool             // for the quorum
+	nextStatus                    moldcast.Instant // of it
+	lowAlarm, keyAlarm, gateAlarm moldcast.Instant // when each may be logged again
+	gatePause                     moldcast.Instant // between two of the second
+	early                         bool             // an early end of the source was logged
 }
 
 func (r *publishing) run() error {

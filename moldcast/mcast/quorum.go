@@ -23,9 +23,20 @@ type QuorumStatus struct {
 	Stats    moldcast.QuorumStats
 }
 
+// Complete is how many archives hold durably everything that was sent.
+func (q QuorumStatus) Complete() (n int) {
+	for _, a := range q.Archives {
+		if a.State == moldcast.ArchiveWhole && a.Held.Next >= q.Sent {
+			n++
+		}
+	}
+	return n
+}
+
 const (
 	quorumEvery = moldcast.Instant(100 * time.Millisecond) // how often the status is made anew
 	lowEvery    = moldcast.Instant(5 * time.Second)        // how often it is said that archives hold less
+	keyEvery    = moldcast.Instant(10 * time.Second)       // how often it is said that some do not authenticate
 	gateFirst   = moldcast.Instant(5 * time.Second)        // when what the gate waits for is said again: twice as late each time,
 	gateLast    = moldcast.Instant(time.Minute)            // up to so often
 )
@@ -55,6 +66,10 @@ func (r *publishing) acknowledged(now moldcast.Instant) error {
 		lowered := r.cfg.Quorum.Stats().Lowered
 		if v := r.cfg.Quorum.Offer(now, d.Src.Addr(), d.Data, r.sender); v != moldcast.AckTaken {
 			r.cfg.Log.Debug("acknowledgement not taken", "from", d.Src, "why", v)
+			if v == moldcast.AckUnauthentic && now >= r.keyAlarm {
+				r.keyAlarm = now + keyEvery
+				r.cfg.Log.Warn("acknowledgements that do not authenticate (another --ack-key?)", "from", d.Src, "so_far", r.cfg.Quorum.Stats().Verdicts[v])
+			}
 		} else if r.cfg.Quorum.Stats().Lowered != lowered && now >= r.lowAlarm {
 			r.lowAlarm = now + lowEvery
 			r.cfg.Log.Warn("an archive holds less than it did; it counts for no more", "from", d.Src, "quorum_seq", r.cfg.Quorum.Seq(r.sender.Sent()))
@@ -86,16 +101,13 @@ func (r *publishing) gated(now moldcast.Instant) bool {
 		r.gatePause = min(max(gateFirst, 2*r.gatePause), gateLast)
 		r.gateAlarm = now + r.gatePause
 		st := r.quorumStatus(now)
-		whole, ahead := 0, 0
+		whole := 0
 		for _, a := range st.Archives {
 			if a.State == moldcast.ArchiveWhole {
 				whole++
-				if a.Held.Next >= sent {
-					ahead++
-				}
 			}
 		}
-		r.cfg.Log.Info("End of Session waits for the quorum", "quorum", st.K, "archives_complete", ahead, "archives_whole", whole, "archives_seen", len(st.Archives),
+		r.cfg.Log.Info("End of Session waits for the quorum", "quorum", st.K, "archives_complete", st.Complete(), "archives_whole", whole, "archives_seen", len(st.Archives),
 			"quorum_seq", st.Seq, "sent_seq", sent, "lag_messages", sent-st.Seq)
 	}
 	return r.waiting

@@ -131,7 +131,7 @@ func (e *env) peaks(ctx context.Context, name string, f *peaksFlags) error {
 	tw := tabwriter.NewWriter(e.stdout, 0, 0, 2, ' ', 0)
 	fmt.Fprintln(tw, "WINDOW\tFROM\tPACKETS\tMESSAGES\tBYTES\tMESSAGES/S")
 	for _, w := range out {
-		fmt.Fprintf(tw, "%v\t%s\t%d\t%d\t%d\t%.0f\n", seconds(w.Window), w.From.Format("2006-01-02 15:04:05.000000000"), w.Packets, w.Messages, w.Bytes, w.Rate)
+		fmt.Fprintf(tw, "%v\t%s\t%d\t%d\t%d\t%.0f\n", seconds(w.Window), w.From.Format("2006-01-02T15:04:05.000000000Z07:00"), w.Packets, w.Messages, w.Bytes, w.Rate)
 	}
 	return tw.Flush()
 }

@@ -270,7 +270,10 @@ func (e *env) audit() error {
 			if len(x.Broken) > 0 {
 				reason = fmt.Sprintf("lines %v: %s", x.Broken, reason)
 			}
-			if x.File != "" {
+			switch {
+			case reason == "":
+				reason = x.File
+			case x.File != "":
 				reason = x.File + ": " + reason
 			}
 			row(t, shortTime(&x.Time), x.Event, x.Session, x.Segment, first, last, x.By, reason)

@@ -266,6 +266,9 @@ func (e *env) runPublisher(ctx context.Context, p *mcast.Publisher, src mcast.So
 		attrs = append(attrs, "quorum", q.K, "quorum_seq", q.Seq, "lag_messages", q.Sent-q.Seq, "archives", len(q.Archives))
 	}
 	e.log.Info("published", attrs...)
+	if q := p.Quorum(); q.K > 0 && q.Seq < q.Sent && err == nil {
+		e.log.Warn(fmt.Sprintf("the quorum was not reached: %d of %d archives hold everything durably", q.Complete(), q.K), "help", "--gate waits for it")
+	}
 	if e.json {
 		if perr := e.printJSON(newPublishSummary(cfg.Sender.Session, p, cfg.Acks)); err == nil {
 			err = perr

@@ -28,8 +28,8 @@ func (f *quorumFlags) add(c *cobra.Command) {
 	fl := c.Flags()
 	fl.IntVar(&f.k, "quorum", 0, "say up to where `K` archives hold the session durably (capture --ack), with --ack-listen")
 	fl.StringVar(&f.listen, "ack-listen", "", "take the acknowledgements of archives on `ADDR`")
-	fl.StringArrayVar(&f.allow, "ack-allow", nil, "take them only from this `CIDR` (may repeat; default loopback, private and link-local addresses)")
-	fl.StringVar(&f.key, "ack-key", "", "take only those made with the key in `FILE`, as capture --ack-key")
+	fl.StringArrayVar(&f.allow, "ack-allow", nil, "take acknowledgements only from this `CIDR` (may repeat; default loopback, private, shared and link-local addresses)")
+	fl.StringVar(&f.key, "ack-key", "", "take only acknowledgements made with the key in `FILE`, as capture --ack-key")
 	fl.BoolVar(&f.gate, "gate", false, "publish End of Session only when the quorum holds everything durably")
 }
 

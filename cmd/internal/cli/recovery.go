@@ -3,7 +3,6 @@ package cli
 import (
 	"fmt"
 	"log/slog"
-	"net"
 	"net/netip"
 
 	"github.com/spf13/pflag"
@@ -22,7 +21,7 @@ func addStreams(fs *pflag.FlagSet, s *config.Streams) {
 
 // checkStreams checks them.
 func checkStreams(s *config.Streams) error {
-	if ps := s.Validate(); len(ps) > 0 {
+	if ps := s.ValidateAlone(); len(ps) > 0 {
 		return usagef("%s", ps[0].AsFlags())
 	}
 	if s.Listen == "" {
@@ -51,7 +50,7 @@ func serveStreams(s config.Streams, k *recordings, allow []netip.Prefix, log *sl
 	if cfg.Authorise != nil && cfg.TLS == nil {
 		log.Warn("users and passwords of recovery streams are sent as they are: whoever listens on the network reads them", "help", "--recovery-tls-cert")
 	}
-	l, err := net.Listen("tcp", s.Listen)
+	l, err := listenTCP(s.Listen)
 	if err != nil {
 		return nil, fmt.Errorf("--recovery-listen: %w", err)
 	}

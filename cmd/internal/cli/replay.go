@@ -392,8 +392,8 @@ func (e *env) replay(c *cobra.Command, args []string, f *replayFlags) (err error
 	if err != nil {
 		return err
 	}
-	return e.play(c.Context(), player, cfg, streams, f, listen, func(rep *replay.Report) error {
-		return page.write(streams, f.pacing.how(cfg.Pace, rep.TX), rep)
+	return e.play(c.Context(), player, cfg, streams, f, listen, func(rep *replay.Report, ended error) error {
+		return page.write(streams, f.how(&cfg, rep.TX, ended), rep)
 	})
 }
 
@@ -535,7 +535,7 @@ func (e *env) replaySockets(streams []*replayStream, f *replayFlags, log *impair
 
 // play runs the player, and beside it what answers requests and the terminal;
 // done is called with what became of it, however it ended.
-func (e *env) play(ctx context.Context, player *replay.Player, cfg replay.Config, streams []*replayStream, f *replayFlags, listen netip.AddrPort, done func(*replay.Report) error) error {
+func (e *env) play(ctx context.Context, player *replay.Player, cfg replay.Config, streams []*replayStream, f *replayFlags, listen netip.AddrPort, done func(rep *replay.Report, ended error) error) error {
 	up := ready{Event: "ready"}
 	var server *retransmit.Server
 	if f.retransmitListen != "" {
@@ -593,10 +593,13 @@ func (e *env) play(ctx context.Context, player *replay.Player, cfg replay.Config
 			return perr
 		}
 	}
-	derr := done(&rep)
+	derr := done(&rep, err)
 	e.log.Info("replayed", "packets", rep.Packets, "messages", rep.Messages, "bytes", rep.Bytes, "seconds", rep.Elapsed,
 		"scheduled", rep.Scheduled, "late_p50", seconds(rep.PacingError.P50), "late_p99", seconds(rep.PacingError.P99), "late_max", seconds(rep.PacingError.Max),
 		"drift", seconds(rep.Drift), "holes", rep.Holes, "requests_served", rep.RequestsServed, "send_errors", rep.SendErrors, "starved", rep.Starved)
+	for _, l := range harmed(streams) {
+		e.log.Info("impaired", "session", l.Session, "line", l.Line, "packets", l.Packets, "lost", l.Lost, "duplicated", l.Duplicated, "reordered", l.Reordered, "delayed", l.Delayed)
+	}
 	switch {
 	case errors.Is(err, replay.ErrInterrupted):
 		return errInterrupted

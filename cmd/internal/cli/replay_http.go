@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync/atomic"
 	"time"
 
 	"github.com/moldtape/moldtape/cmd/internal/httpd"
@@ -26,11 +27,13 @@ type remote struct {
 	streams []*replayStream
 	cfg     replay.Config
 	day     time.Time // any time on the day of the recording
+
+	stopping atomic.Bool // that was ordered
 }
 
 // replayStatus is the answer of a replay's /status.
 type replayStatus struct {
-	State    string         `json:"state"` // starting, playing, paused, waiting (for a hole to be filled), ended
+	State    string         `json:"state"` // starting, playing, paused, waiting (for a hole to be filled), stopping, ended
 	Loop     int            `json:"loop"`  // from 1
 	Loops    int            `json:"loops"`
 	Position *time.Time     `json:"position"` // recorded time; null before the first packet
@@ -49,7 +52,7 @@ type remoteStream struct {
 	State     string       `json:"state"`      // starting, playing, ended
 	Lines     []string     `json:"lines"`
 	FirstSeq  moldcast.Seq `json:"first_seq"` // of what is to be published
-	NextSeq   moldcast.Seq `json:"next_seq"`  // one past the highest that was
+	NextSeq   moldcast.Seq `json:"next_seq"`  // one past the highest that was; a seek alone does not move it
 	EndSeq    moldcast.Seq `json:"end_seq"`   // one past its last
 }
 
@@ -62,6 +65,8 @@ func (r *remote) status() replayStatus {
 	switch {
 	case s.Ended:
 		out.State = "ended"
+	case r.stopping.Load():
+		out.State = "stopping"
 	case s.Paused:
 		out.State = "paused"
 	case s.Waiting:
@@ -117,7 +122,7 @@ func (r *remote) handler() http.Handler {
 		"/speed":  {[]string{"x"}, r.speed},
 		"/seek":   {[]string{"seq", "time", "session"}, r.seek},
 		"/step":   {[]string{"packets", "messages"}, r.step},
-		"/stop":   {nil, func(url.Values) error { r.player.Quit(); return nil }},
+		"/stop":   {nil, func(url.Values) error { r.stopping.Store(true); r.player.Quit(); return nil }},
 	} {
 		mux.HandleFunc("POST "+path, func(w http.ResponseWriter, q *http.Request) {
 			v, err := params(q, do.takes...)

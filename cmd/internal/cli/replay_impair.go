@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"os"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -97,6 +98,9 @@ func (f *impairFlags) check() error {
 			return usagef("%s %v", x.flag, err)
 		}
 	}
+	if f.depth != strconv.Itoa(impair.DefaultDepth) && !slices.ContainsFunc(f.lines[:], func(c impair.Config) bool { return c.Reorder > 0 }) {
+		return usagef("--reorder-depth %s: goes with --reorder", f.depth)
+	}
 	if f.log != "" && f.harmless() {
 		return usagef("--impair-log %s: nothing is harmed: give --loss, --burst-loss, --duplicate, --reorder or --delay-jitter", f.log)
 	}
@@ -146,6 +150,23 @@ func byLine(text string, lines int) (values [len(lineNames)]string, err error) {
 		}
 	}
 	return values, nil
+}
+
+// how says in words what is harmed; empty: nothing is.
+func (f *impairFlags) how() string {
+	if f.harmless() {
+		return ""
+	}
+	var w []string
+	for _, x := range []struct{ name, text, none string }{
+		{"loss", f.loss, "0"}, {"burst loss", f.burstLoss, "0,1"}, {"duplicate", f.duplicate, "0"}, {"reorder", f.reorder, "0"},
+		{"reorder depth", f.depth, strconv.Itoa(impair.DefaultDepth)}, {"delay jitter", f.jitter, "0s"},
+	} {
+		if x.text != x.none {
+			w = append(w, x.name+" "+x.text)
+		}
+	}
+	return fmt.Sprintf("impaired (%s, seed %d)", strings.Join(w, ", "), f.seed)
 }
 
 func (f *impairFlags) harmless() bool {

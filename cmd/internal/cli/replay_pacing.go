@@ -172,21 +172,40 @@ func (p *page) discard() {
 	}
 }
 
-// how says in words how a replay is paced and sent.
-func (f *pacingFlags) how(p pace.Config, tx string) string {
+// how says in words how a replay was paced and sent, where to beside its group,
+// what was harmed, and whether it came to its end.
+func (f *replayFlags) how(c *replay.Config, tx string, ended error) string {
 	var w []string
 	switch {
-	case p.Max:
+	case f.stress.factor != 0:
+		w = append(w, fmt.Sprintf("stress %v", f.stress.factor))
+	case c.Pace.Max:
 		w = append(w, "no waiting")
-	case p.Rate != 0:
-		w = append(w, fmt.Sprintf("%v messages a second", p.Rate))
+	case c.Pace.Rate != 0:
+		w = append(w, fmt.Sprintf("%v messages a second", c.Pace.Rate))
 	default:
-		w = append(w, fmt.Sprintf("speed %v", p.Speed))
+		w = append(w, fmt.Sprintf("speed %v", c.Pace.Speed))
 	}
-	if p.MaxIdle > 0 {
-		w = append(w, fmt.Sprintf("quiet times at most %v", p.MaxIdle))
+	if f.stress.fromPeak > 0 {
+		w = append(w, fmt.Sprintf("from %v before the peak", f.stress.fromPeak))
 	}
-	return strings.Join(append(w, "catch-up "+f.catchUp, "spin "+f.spin, "tx "+tx), ", ")
+	if c.Pace.MaxIdle > 0 {
+		w = append(w, fmt.Sprintf("quiet times at most %v", c.Pace.MaxIdle))
+	}
+	w = append(w, "catch-up "+f.pacing.catchUp, "spin "+f.pacing.spin, "tx "+tx)
+	if len(f.impair.lineB) > 0 {
+		w = append(w, "line B to "+strings.Join(f.impair.lineB, " and "))
+	}
+	if harm := f.impair.how(); harm != "" {
+		w = append(w, harm)
+	}
+	switch {
+	case errors.Is(ended, replay.ErrInterrupted):
+		w = append(w, "cut short: it was stopped")
+	case ended != nil:
+		w = append(w, "cut short: "+ended.Error())
+	}
+	return strings.Join(w, ", ")
 }
 
 // tooLate is the fault of --max-lateness.

@@ -37,7 +37,7 @@ func newRetransmitCmd(e *env) *cobra.Command {
 	def.EnsureDefaults()
 	o := retransmitFlags{perClient: def.Client.Requests, total: def.Total.Requests, stream: config.DefaultStreams()}
 	c := &cobra.Command{
-		Use:   "retransmit --listen ADDR",
+		Use:   "retransmit --listen ADDR | --recovery-listen ADDR",
 		Short: "Answer retransmit requests (UDP) and serve recovery streams (TCP) from an archive",
 		Long: `Answer MoldUDP64 requests from an archive, without a window: each with one
 downstream packet to the address that asked, for any message that is held.
@@ -63,10 +63,10 @@ last, where only one channel is served.`,
 	f := c.Flags()
 	f.SortFlags = false
 	e.addArchive(c)
-	f.StringVar(&o.listen, "listen", "", "`ADDR` (host:port) to receive requests on; port 0 asks the system for one")
+	f.StringVar(&o.listen, "listen", "", "`ADDR` (host:port) to receive requests on; port 0 asks the system for one; not needed with --recovery-listen")
 	f.StringArrayVar(&o.channels, "channel", nil, "serve only the channel `NAME` (may repeat; default all)")
 	f.IntVar(&o.mtu, "mtu", 1500, "largest IPv4 packet of an answer, in `BYTES`; a longer message goes alone in a larger one")
-	f.StringArrayVar(&o.allow, "allow", nil, "answer only clients in this `CIDR` (may repeat; default loopback, private and link-local addresses)")
+	f.StringArrayVar(&o.allow, "allow", nil, "answer only clients in this `CIDR` (may repeat; default loopback, private, shared and link-local addresses)")
 	addStreams(f, &o.stream)
 	f.Var(config.Rate{P: &o.perClient}, "rate-per-client", "requests a second answered to one client, 0 for no limit (clients on this machine, unless given: 200000)")
 	f.Var(config.Rate{P: &o.total}, "rate-total", "requests a second answered in all, 0 for no limit")
@@ -79,12 +79,15 @@ func (o *retransmitFlags) config(c *cobra.Command) (retransmit.Config, netip.Add
 	fail := func(err error) (retransmit.Config, netip.AddrPort, error) {
 		return retransmit.Config{}, netip.AddrPort{}, err
 	}
-	if o.listen == "" {
-		return fail(usagef("--listen is missing: want host:port, like 0.0.0.0:26477"))
-	}
-	addr, err := requestAddr("--listen", o.listen)
-	if err != nil {
-		return fail(err)
+	var addr netip.AddrPort
+	var err error
+	switch {
+	case o.listen != "":
+		if addr, err = requestAddr("--listen", o.listen); err != nil {
+			return fail(err)
+		}
+	case o.stream.Listen == "":
+		return fail(usagef("--listen is missing: want host:port, like 0.0.0.0:26477, or --recovery-listen"))
 	}
 	for _, name := range o.channels {
 		if !store.ValidChannel(name) {
@@ -150,27 +153,32 @@ func (e *env) retransmit(ctx context.Context, o retransmitFlags, cfg retransmit.
 	if web != nil {
 		defer web.Close()
 	}
-	conn, err := retransmit.Listen(addr, e.log)
-	if err != nil {
-		return fmt.Errorf("--listen: %w", err)
-	}
-	cfg.Conn, cfg.Source, cfg.Clock, cfg.Log = conn, source, mcast.NewClock(), e.log
+	cfg.Source, cfg.Clock, cfg.Log = source, mcast.NewClock(), e.log
 	cfg.EnsureDefaults()
-	server, err := retransmit.New(cfg)
-	if err != nil {
-		conn.Close()
-		return err
+	up := ready{Event: "ready"}
+	var all servers
+	socket := func() (n mcast.Counters) { return n }
+	if addr.IsValid() {
+		conn, err := retransmit.Listen(addr, e.log)
+		if err != nil {
+			return fmt.Errorf("--listen: %w", err)
+		}
+		defer conn.Close()
+		cfg.Conn, socket = conn, conn.Counters
+		server, err := retransmit.New(cfg)
+		if err != nil {
+			return err
+		}
+		all.requests = []*retransmit.Server{server}
+		up.Retransmit = conn.LocalAddr().String()
 	}
-	e.log.Info("serving", "archive", e.archiveDir(), "listen", conn.LocalAddr(), "sessions", source.Sessions())
+	e.log.Info("serving", "archive", e.archiveDir(), "listen", up.Retransmit, "sessions", source.Sessions())
 	e.log.Debug("budgets", "mtu", cfg.MTU, "allow", cfg.Admit.Allow, "rate_per_client", cfg.Admit.Client.Requests, "rate_loopback", cfg.Admit.Loopback.Requests,
 		"rate_total", cfg.Admit.Total.Requests, "linger", cfg.Admit.Linger, "cold_queue", cfg.QueueCold, "workers", cfg.Workers)
 	stream, err := serveStreams(o.stream, source.recordings(), cfg.Admit.Allow, e.log)
 	if err != nil {
-		conn.Close()
 		return err
 	}
-	up := ready{Event: "ready", Retransmit: conn.LocalAddr().String()}
-	all := servers{requests: []*retransmit.Server{server}}
 	if stream != nil {
 		all.streams = []*retransmit.StreamServer{stream}
 	}
@@ -196,15 +204,18 @@ func (e *env) retransmit(ctx context.Context, o retransmitFlags, cfg retransmit.
 		})
 	}
 	if err = e.printJSON(up); err == nil {
-		err = server.Run(ctx)
+		if len(all.requests) > 0 {
+			err = all.requests[0].Run(ctx)
+		} else {
+			<-ctx.Done()
+		}
 	}
 	cancel()
 	others.Wait()
-	conn.Close()
 	if err = errors.Join(err, streamErr); err != nil {
 		return err
 	}
-	_, err = e.stdout.Write(stoppedRetransmit(server.Stats(), conn.Counters(), stream))
+	_, err = e.stdout.Write(stoppedRetransmit(all.requestStats(), socket(), stream))
 	return err
 }
 

@@ -3,6 +3,7 @@ package cli
 import (
 	"fmt"
 	"net"
+	"net/netip"
 
 	"github.com/moldtape/moldtape/cmd/internal/httpd"
 	"github.com/moldtape/moldtape/retransmit"
@@ -58,6 +59,22 @@ func (s *servers) readers() (all []retransmit.ReaderInfo) {
 	return all
 }
 
+// listenTCP listens on host:port: where the host is an address, on those of its
+// family alone, so that 0.0.0.0 is not [::] too.
+func listenTCP(addr string) (net.Listener, error) {
+	network := "tcp"
+	if host, _, err := net.SplitHostPort(addr); err == nil {
+		switch ip, err := netip.ParseAddr(host); {
+		case err != nil:
+		case ip.Is4():
+			network = "tcp4"
+		case !ip.Is4In6():
+			network = "tcp6"
+		}
+	}
+	return net.Listen(network, addr)
+}
+
 // readByAll warns of the address of a node's HTTP.
 const readByAll = "status and metrics are served to whoever reaches this address"
 
@@ -67,7 +84,7 @@ func (e *env) listenHTTP(addr, warning string) (net.Listener, error) {
 	if addr == "" {
 		return nil, nil
 	}
-	l, err := net.Listen("tcp", addr)
+	l, err := listenTCP(addr)
 	if err != nil {
 		return nil, fmt.Errorf("--http: %w", err)
 	}

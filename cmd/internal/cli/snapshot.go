@@ -61,7 +61,10 @@ application after all messages below N; N itself is the first that is not in it.
 
 It is durable when the command returns. A session may be captured meanwhile, by
 another process. What is stored is never overwritten: the same once more changes
-nothing, other bytes at the same sequence are refused.`,
+nothing, other bytes at the same sequence are refused. So is N beyond the end of a
+session, where that is on record: of one that another process captures, in a sealed
+segment. What was stored there before is a fault of list and verify, and get passes
+over it.`,
 		Example: "  moldtape snapshot put itch/000007525B --seq 484312000 book.bin --archive /var/lib/moldtape",
 		Args: func(_ *cobra.Command, args []string) error {
 			if len(args) != 2 {
@@ -166,11 +169,27 @@ What does not match its checksums is not written: exit 1 names the snapshot, and
 }
 
 func (e *env) snapshotGet(ctx context.Context, a *store.Archive, r store.Ref, q moldcast.Seq, name string) error {
+	asked := q
+	end, ended, err := a.EndOf(r)
+	if err != nil {
+		e.log.Warn("where the session ended is not known", "session", r, "err", err)
+	}
+	if ended && (q == 0 || q > end) {
+		q = end
+	}
 	s, err := a.OpenSnapshot(r, q)
 	if err != nil {
 		return olderHint(err)
 	}
 	defer s.Close()
+	if asked != q { // what lies between was stored before the end was on record
+		if all, err := a.OpenSnapshot(r, asked); err == nil {
+			if all.Seq() > end {
+				e.log.Warn("passed over a snapshot beyond the end of the session", "session", r, "seq", all.Seq(), "end", end-1)
+			}
+			all.Close()
+		}
+	}
 	out, err := createPlain(name, e.stdout)
 	if err != nil {
 		return err

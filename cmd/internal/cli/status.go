@@ -61,12 +61,13 @@ sequence that it asked for in that session, and in how long it may ask again.`,
 			case len(args) > 0 || addr == "":
 				return usagef("status: want one ADDR, the host:port of a node's --http, like 127.0.0.1:26480")
 			}
+			addr = strings.TrimSuffix(strings.TrimPrefix(addr, "http://"), "/")
 			return parseHostPort("status", addr)
 		},
 		RunE: func(c *cobra.Command, _ []string) error { return e.status(c.Context(), addr, readers, clients) },
 	}
 	c.Flags().StringVar(&addr, "http", "", "the `ADDR`, instead of the argument")
-	c.Flags().BoolVar(&readers, "readers", false, "each reader of a recovery stream too")
+	c.Flags().BoolVar(&readers, "readers", false, "show each reader of a recovery stream too, also with --clients")
 	c.Flags().BoolVar(&clients, "clients", false, "show who asks for messages instead, those who ask most first")
 	e.addJSON(c, "the node's own document on stdout, as its /status has it")
 	return c
@@ -96,7 +97,12 @@ func (e *env) status(ctx context.Context, addr string, readers, clients bool) er
 	case e.json:
 		show = func(io.Writer) error { _, err := e.stdout.Write(body); return err }
 	case clients:
-		show = func(w io.Writer) error { return printClients(w, d.Node) }
+		show = func(w io.Writer) error {
+			if err := printClients(w, d.Node); err != nil || !readers || d.Streams == nil {
+				return err
+			}
+			return printStreams(w, d.Streams, d.Time, true)
+		}
 	}
 	if err := show(plainWriter{e.stdout}); err != nil {
 		return err

@@ -116,11 +116,16 @@ func (n *Node) Validate() []Problem {
 	}
 	if n.RetransmitDuty != DutyAlways && n.RetransmitDuty != DutyBeyondWindow {
 		ps.add("retransmit_duty", " %q: want %s or %s", n.RetransmitDuty, DutyAlways, DutyBeyondWindow)
+	} else if n.RetransmitDuty != DutyAlways && !n.listens(n.RetransmitListen, func(c *Channel) string { return c.RetransmitListen }) {
+		ps.add("retransmit_duty", " goes with {retransmit_listen}")
 	}
 	if n.MTU < 128 || n.MTU > 65535 {
 		ps.add("mtu", " %d: want 128 to 65535", n.MTU)
 	}
 	ps = append(ps, n.Streams.Validate()...)
+	if !n.listens(n.Streams.Listen, func(c *Channel) string { return c.RecoveryListen }) {
+		ps = append(ps, n.Streams.unserved()...)
+	}
 	if n.NakRateTotal < 1 || n.NakRateTotal > maxNakRate {
 		ps.add("nak_rate_total", " %d: want 1 to %d requests a second", n.NakRateTotal, maxNakRate)
 	}
@@ -177,6 +182,16 @@ func (n *Node) Validate() []Problem {
 		c.validateLines(at, taken, &ps)
 	}
 	return ps
+}
+
+// listens reports whether there is an address of all channels, or of one.
+func (n *Node) listens(all string, of func(*Channel) string) bool {
+	for i := range n.Channels {
+		if of(&n.Channels[i]) != "" {
+			return true
+		}
+	}
+	return all != ""
 }
 
 // validateListen checks where requests and readers are received: no address

@@ -179,6 +179,9 @@ func (s *Snapshots) get(w http.ResponseWriter, r *http.Request, ref store.Ref) e
 			return err
 		}
 	}
+	if end, ended, err := s.Archive.EndOf(ref); err == nil && ended && (q == 0 || q > end) {
+		q = end // what was put beyond, before that was on record, is no state of the session
+	}
 	snap, err := s.Archive.OpenSnapshot(ref, q)
 	if err != nil {
 		return err
