@@ -143,8 +143,13 @@ func TestFromServer(t *testing.T) {
 			{1, 2, 3},
 		}
 		if n > 0 {
-			// More than was asked for, on both sides: those are held.
-			out = append(out, packet(r.Session, r.First-min(2, r.First-1), n+int(min(2, r.First-1)), message))
+			// More than was asked for, on both sides: those are held. But never 100,
+			// wherever the requests happen to begin.
+			before := min(2, r.First-1)
+			if r.First > 100 {
+				before = min(before, r.First-101)
+			}
+			out = append(out, packet(r.Session, r.First-before, n+int(before), message))
 		}
 		return out
 	})
