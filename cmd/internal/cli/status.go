@@ -62,6 +62,9 @@ sequence that it asked for in that session, and in how long it may ask again.`,
 				return usagef("status: want one ADDR, the host:port of a node's --http, like 127.0.0.1:26480")
 			}
 			addr = strings.TrimSuffix(strings.TrimPrefix(addr, "http://"), "/")
+			if strings.Contains(addr, "/") {
+				return usagef("status %q: want host:port, or http://host:port", addr)
+			}
 			return parseHostPort("status", addr)
 		},
 		RunE: func(c *cobra.Command, _ []string) error { return e.status(c.Context(), addr, readers, clients) },
