@@ -41,14 +41,17 @@ type asked struct {
 func (a asked) perSecond(n int) float64 { return float64(n) / a.took.Seconds() }
 
 // ask asks for what next says, until it says false or d is over, with window
-// requests in flight. What is not answered in a second is taken for lost.
+// requests in flight, a quarter of them sent at a time: one by one it is system
+// calls that are measured. Nothing is lost on lo: where something is not
+// answered, that is an error after a minute.
 func (a *asker) ask(window int, d time.Duration, next func() (moldcast.Seq, uint16, bool)) (r asked, err error) {
 	began := time.Now()
-	heard := began
+	stuck := time.AfterFunc(d+time.Minute, func() { a.conn.Close() })
+	defer stuck.Stop()
 	free, over := window, false
 	for !over || free < window {
 		k := 0
-		for !over && free > 0 && k < len(a.out) {
+		for enough := free >= max(1, window/4); enough && !over && free > 0 && k < len(a.out); {
 			first, count, ok := next()
 			if over = !ok; over {
 				break
@@ -62,7 +65,10 @@ func (a *asker) ask(window int, d time.Duration, next func() (moldcast.Seq, uint
 				return r, err
 			}
 		}
-		n, err := a.conn.TryReadBatch(a.in)
+		if free == window {
+			break
+		}
+		n, err := a.conn.ReadBatch(a.in) // waits: who spins takes from the server what they share of a core
 		if err != nil {
 			return r, err
 		}
@@ -74,14 +80,8 @@ func (a *asker) ask(window int, d time.Duration, next func() (moldcast.Seq, uint
 			}
 			r.messages += p.Msgs.Len()
 		}
-		if n > 0 {
-			heard = now
-		}
 		r.requests += n
-		free = min(window, free+n)
-		if now.Sub(heard) > time.Second {
-			heard, free = now, window
-		}
+		free += n
 		over = over || d > 0 && now.Sub(began) >= d
 		if d > 0 && over {
 			break
