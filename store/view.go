@@ -158,7 +158,9 @@ func (v *View) Append(dst []byte, first moldcast.Seq, count, size int, cold bool
 			}
 			out = append(out, m.Framed()...)
 			n += m.Len()
-			q += moldcast.Seq(m.Len())
+			if q += moldcast.Seq(m.Len()); q < p.r.Next {
+				break // the block has more, but there is no room
+			}
 			continue
 		}
 		if p.where == inSegment && cold {

@@ -29,7 +29,7 @@ type Block struct {
 }
 
 // stride is how many message blocks a lookup walks over at most.
-const stride = 64
+const stride = 16
 
 func (b *Block) reset(s moldcast.Session) {
 	b.session = s
