@@ -92,7 +92,7 @@ func (r *crowdReader) run(addr string) {
 // capture loses nothing. How much later than before messages are durable is
 // logged, as a ratio.
 func TestCrowdBesideCapture(t *testing.T) {
-	crowd, history := long(1000, 40), moldcast.Seq(long(2_000_000, 30_000))
+	crowd, history := long(300, 40), moldcast.Seq(long(200_000, 30_000))
 	if s := os.Getenv("MOLDTAPE_CROWD"); s != "" { // READERS,MESSAGES
 		if _, err := fmt.Sscanf(s, "%d,%d", &crowd, &history); err != nil {
 			t.Fatal(err)

@@ -33,7 +33,7 @@ func freePort(t *testing.T) string {
 func TestListenJoinsLate(t *testing.T) {
 	for _, kill := range []bool{false, true} {
 		t.Run(fmt.Sprintf("kill=%v", kill), func(t *testing.T) {
-			total := long(600_000, 45_000)
+			total := long(150_000, 45_000)
 			dir := t.TempDir()
 			input, output := filepath.Join(dir, "in.bin"), filepath.Join(dir, "out.bin")
 			if err := os.WriteFile(input, binaryFile(1, moldcast.Seq(total)+1), 0o666); err != nil {
@@ -73,7 +73,7 @@ func TestListenJoinsLate(t *testing.T) {
 				return 0
 			}
 			publisher := moldtape(t, dir, "publish", "--interface", "lo", "--group", line, "--session", "DAY1", "--input", input,
-				"--rate", fmt.Sprint(total/3), "--loss", "0.2", "--packet-messages", "3", "--ring", fmt.Sprint(total),
+				"--rate", "15000", "--loss", "0.2", "--packet-messages", "3", "--ring", fmt.Sprint(total),
 				"--retransmit-listen", answers, "--linger", "5m", "--log-level", "warn") // it answers until all is there
 			publisher.event("ready")
 			wait("half way", func() bool { return head() > total/2 })
