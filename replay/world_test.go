@@ -165,6 +165,7 @@ type sent struct {
 type wire struct {
 	t     *testing.T
 	since time.Time
+	mu    sync.Mutex // of out, which is looked at meanwhile
 	out   []sent
 	sizes []int // of batches
 	takes time.Duration
@@ -192,12 +193,16 @@ func (w *wire) Send(batch [][]byte) (int, error) {
 		if perr != nil {
 			w.t.Errorf("sent a packet that does not parse: %v: %x", perr, raw)
 		}
+		w.mu.Lock()
 		w.out = append(w.out, sent{at: time.Since(w.since), pkt: p, raw: raw})
+		w.mu.Unlock()
 	}
 	return n, err
 }
 
 func (w *wire) of(k moldcast.Kind) []sent {
+	w.mu.Lock()
+	defer w.mu.Unlock()
 	var out []sent
 	for _, s := range w.out {
 		if s.pkt.Kind == k {

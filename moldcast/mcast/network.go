@@ -93,7 +93,9 @@ func (n *Network) Listen(c ListenConfig) (*Endpoint, error) {
 	if err != nil {
 		return nil, err
 	}
+	n.mu.Lock() // others may be sending already
 	e.only = c.Source
+	n.mu.Unlock()
 	return e, nil
 }
 
