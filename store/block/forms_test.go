@@ -339,9 +339,6 @@ func TestCodecOfSection(t *testing.T) {
 
 // Rows of more than one part.
 func TestManyParts(t *testing.T) {
-	if raceEnabled {
-		t.Skip("slow")
-	}
 	d := mustDecoder(t, DecoderOptions{Verify: true})
 	for feed, size := range map[string]int{"itch": 3 << 19, "noise": 5 << 18} {
 		b := feedBlock(feed, size, 30, 1)
