@@ -86,7 +86,7 @@ type Machine struct {
 
 	lost    []Range // for Lost
 	lostAt  int
-	rand    uint64
+	rand    Random
 	rate    rate
 	tat     Instant // of it (GCRA)
 	slowTat Instant // the same of slow requests
@@ -190,7 +190,7 @@ func New(c Config) *Machine {
 	m := &Machine{
 		c:       c,
 		lines:   make([]line, c.Lines),
-		rand:    c.Seed,
+		rand:    Random(c.Seed),
 		rate:    newRate(c.RequestsPerSecond),
 		servers: make([]reach, c.Servers),
 	}

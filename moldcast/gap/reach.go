@@ -454,7 +454,7 @@ func (m *Machine) sound(now Instant, r *reach) (int, scout) {
 			}
 			in.First = max(in.First, in.Next-min(in.Next, Seq(span>>x.less+1)))
 		} else {
-			in.First += Seq(m.random() % in.Len())
+			in.First += Seq(m.rand.Next() % in.Len())
 		}
 		if i := m.pieceIn(in); i >= 0 {
 			return i, k
@@ -500,7 +500,7 @@ func (m *Machine) scout(now Instant) (int, scout) {
 		}
 		return m.pieceIn(in), explore
 	}
-	return m.pieceIn(Range{low + Seq(m.random()%uint64(front-low)), front}), explore
+	return m.pieceIn(Range{low + Seq(m.rand.Next()%uint64(front-low)), front}), explore
 }
 
 // pieceIn finds a piece that begins in r and may be asked for, near its

@@ -75,13 +75,17 @@ func (m *Machine) backoff(d, most time.Duration, n int) time.Duration {
 		d *= 2
 	}
 	d = min(d, limit)
-	return min(most, d/2+time.Duration(m.random()%uint64(d+1)))
+	return min(most, d/2+time.Duration(m.rand.Next()%uint64(d+1)))
 }
 
-// random is SplitMix64.
-func (m *Machine) random() uint64 {
-	m.rand += 0x9E3779B97F4A7C15
-	z := m.rand
+// Random is SplitMix64, begun at a seed: good enough for jitter, and the same
+// each time.
+type Random uint64
+
+// Next is the next number.
+func (r *Random) Next() uint64 {
+	*r += 0x9E3779B97F4A7C15
+	z := uint64(*r)
 	z = (z ^ z>>30) * 0xBF58476D1CE4E5B9
 	z = (z ^ z>>27) * 0x94D049BB133111EB
 	return z ^ z>>31

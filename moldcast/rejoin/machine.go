@@ -198,7 +198,7 @@ type Machine struct {
 	snap    snapping
 	notices []Notice
 	stats   Stats
-	rand    uint64
+	rand    gap.Random
 }
 
 // server is what is known of one.
@@ -254,8 +254,8 @@ func New(c Config, r *moldcast.Receiver) (*Machine, error) {
 	if err := c.Validate(); err != nil {
 		return nil, err
 	}
-	m := &Machine{c: c, r: r, servers: make([]server, c.Servers), rand: c.Seed}
-	m.turn = int(m.random() % uint64(c.Servers))
+	m := &Machine{c: c, r: r, servers: make([]server, c.Servers), rand: gap.Random(c.Seed)}
+	m.turn = int(m.rand.Next() % uint64(c.Servers))
 	if c.Snapshot != nil {
 		m.snap.wanted = true
 		r.Hold(0, true)
@@ -912,14 +912,5 @@ func (m *Machine) fail(now moldcast.Instant, err error) {
 // backoff is a time after n failures, with jitter.
 func (m *Machine) backoff(n int) time.Duration {
 	d := min(backoffMin<<min(n, 10), backoffMax)
-	return d/2 + time.Duration(m.random()%uint64(d))
-}
-
-// random is SplitMix64's.
-func (m *Machine) random() uint64 {
-	m.rand += 0x9E3779B97F4A7C15
-	z := m.rand
-	z = (z ^ z>>30) * 0xBF58476D1CE4E5B9
-	z = (z ^ z>>27) * 0x94D049BB133111EB
-	return z ^ z>>31
+	return d/2 + time.Duration(m.rand.Next()%uint64(d))
 }

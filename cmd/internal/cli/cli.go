@@ -248,6 +248,25 @@ func inSeconds(_ []string, a slog.Attr) slog.Attr {
 	return a
 }
 
+// statusLine keeps a line on stderr, where that is a terminal, until ctx is
+// done.
+func (e *env) statusLine(ctx context.Context, line func() string) {
+	if !isTerminal(e.stderr) {
+		return
+	}
+	tick := time.NewTicker(250 * time.Millisecond)
+	defer tick.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			fmt.Fprint(e.stderr, "\r\x1b[K")
+			return
+		case <-tick.C:
+			fmt.Fprint(e.stderr, "\r"+line()+"\x1b[K")
+		}
+	}
+}
+
 // isTerminal reports whether w is a terminal: progress bars and colours go
 // nowhere else.
 func isTerminal(w any) bool {

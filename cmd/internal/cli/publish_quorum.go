@@ -142,24 +142,11 @@ func newPublishSummary(s moldcast.Session, p *mcast.Publisher, acks mcast.Socket
 
 // quorumProgress is a line on a terminal about how far the quorum is.
 func (e *env) quorumProgress(p *mcast.Publisher) (stop func()) {
-	if !isTerminal(e.stderr) {
-		return func() {}
-	}
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
-		tick := time.NewTicker(250 * time.Millisecond)
-		defer tick.Stop()
-		for {
-			select {
-			case <-ctx.Done():
-				fmt.Fprint(e.stderr, "\r\x1b[K")
-				return
-			case <-tick.C:
-				fmt.Fprint(e.stderr, "\r"+quorumLine(p.Quorum())+"\x1b[K")
-			}
-		}
+		e.statusLine(ctx, func() string { return quorumLine(p.Quorum()) })
 	}()
 	return func() { cancel(); <-done }
 }

@@ -26,20 +26,7 @@ func (e *env) console(ctx context.Context, p *replay.Player) {
 	if f, ok := e.stdin.(*os.File); ok && isTerminal(f) && isTerminal(e.stderr) {
 		wg.Go(func() { readKeys(ctx, int(f.Fd()), p) })
 	}
-	if !isTerminal(e.stderr) {
-		return
-	}
-	tick := time.NewTicker(250 * time.Millisecond)
-	defer tick.Stop()
-	for {
-		select {
-		case <-ctx.Done():
-			fmt.Fprint(e.stderr, "\r\x1b[K")
-			return
-		case <-tick.C:
-			fmt.Fprint(e.stderr, "\r"+progressLine(p.Status())+"\x1b[K")
-		}
-	}
+	e.statusLine(ctx, func() string { return progressLine(p.Status()) })
 }
 
 // progressLine says where the replay is: recorded time, speed, lateness of the
