@@ -248,6 +248,16 @@ func inSeconds(_ []string, a slog.Attr) slog.Attr {
 	return a
 }
 
+// sessionArg is the argument of a command that takes one recorded session.
+func sessionArg(command string) cobra.PositionalArgs {
+	return func(_ *cobra.Command, args []string) error {
+		if len(args) != 1 {
+			return usagef("%s: want one SESSION, like CHANNEL/SESSION; `moldtape sessions` lists them", command)
+		}
+		return nil
+	}
+}
+
 // statusLine keeps a line on stderr, where that is a terminal, until ctx is
 // done.
 func (e *env) statusLine(ctx context.Context, line func() string) {

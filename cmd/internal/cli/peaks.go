@@ -37,13 +37,8 @@ func newPeaksCmd(e *env) *cobra.Command {
 The first of each length is the busiest of all, exactly; those behind it lie
 apart. Everything in the range is read.`,
 		Example: "  moldtape peaks itch/000007525B --window 1ms --window 1s --count 5",
-		Args: func(_ *cobra.Command, args []string) error {
-			if len(args) != 1 {
-				return usagef("peaks: want one SESSION, like CHANNEL/SESSION; `moldtape sessions` lists them")
-			}
-			return nil
-		},
-		RunE: func(c *cobra.Command, args []string) error { return e.peaks(c.Context(), args[0], &f) },
+		Args:    sessionArg("peaks"),
+		RunE:    func(c *cobra.Command, args []string) error { return e.peaks(c.Context(), args[0], &f) },
 	}
 	e.addArchive(c)
 	c.Flags().StringArrayVar(&f.windows, "window", []string{"1ms", "10ms", "100ms", "1s"}, "length `DUR` of the windows (repeat)")

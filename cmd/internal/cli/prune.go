@@ -181,12 +181,7 @@ func (e *env) holdCmd(name, short, long, example string, do func(a *store.Archiv
 	var reason string
 	c := &cobra.Command{
 		Use: name + " SESSION --reason TEXT", Short: short, Long: long, Example: example,
-		Args: func(_ *cobra.Command, args []string) error {
-			if len(args) != 1 {
-				return usagef("%s: want one SESSION, like CHANNEL/SESSION; `moldtape sessions` lists them", name)
-			}
-			return nil
-		},
+		Args: sessionArg(name),
 		RunE: func(_ *cobra.Command, args []string) error {
 			if reason == "" || len(reason) > store.MaxReason {
 				return usagef("--reason: want a text of 1 to %d bytes", store.MaxReason)

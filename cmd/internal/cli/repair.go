@@ -48,13 +48,8 @@ with its source. Holes that are left are named, exit 1.
 A session that is being captured is not repaired: its capture asks its own
 servers for what is missing.`,
 		Example: "  moldtape repair itch/000007525B --from 10.1.2.3:26400 --from /mnt/peer/moldtape --archive /var/lib/moldtape",
-		Args: func(_ *cobra.Command, args []string) error {
-			if len(args) != 1 {
-				return usagef("repair: want one SESSION, like CHANNEL/SESSION; `moldtape sessions` lists them")
-			}
-			return nil
-		},
-		RunE: func(c *cobra.Command, args []string) error { return e.repair(c.Context(), args[0], f) },
+		Args:    sessionArg("repair"),
+		RunE:    func(c *cobra.Command, args []string) error { return e.repair(c.Context(), args[0], f) },
 	}
 	fl := c.Flags()
 	fl.StringArrayVar(&f.from, "from", nil, "request server `ADDR` (host:port), or directory of another archive (repeat)")

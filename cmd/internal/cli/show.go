@@ -24,13 +24,8 @@ func newShowCmd(e *env) *cobra.Command {
 		Use:     "show SESSION",
 		Short:   "Describe one recorded session: holes, segments, rates, lines",
 		Example: "  moldtape show itch/000007525B --archive /var/lib/moldtape",
-		Args: func(_ *cobra.Command, args []string) error {
-			if len(args) != 1 {
-				return usagef("show: want one SESSION, like CHANNEL/SESSION; `moldtape sessions` lists them")
-			}
-			return nil
-		},
-		RunE: func(_ *cobra.Command, args []string) error { return e.show(args[0]) },
+		Args:    sessionArg("show"),
+		RunE:    func(_ *cobra.Command, args []string) error { return e.show(args[0]) },
 	}
 	e.addArchive(c)
 	e.addJSON(c, "one JSON document on stdout")

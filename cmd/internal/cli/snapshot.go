@@ -141,12 +141,7 @@ written to a file: the messages after it begin there.
 What does not match its checksums is not written: exit 1 names the snapshot, and
 --seq one below it gets the one before.`,
 		Example: "  moldtape snapshot get itch/000007525B --seq 484320000 -o book.bin --archive /var/lib/moldtape",
-		Args: func(_ *cobra.Command, args []string) error {
-			if len(args) != 1 {
-				return usagef("snapshot get: want one SESSION, like CHANNEL/SESSION; `moldtape sessions` lists them")
-			}
-			return nil
-		},
+		Args:    sessionArg("snapshot get"),
 		RunE: func(c *cobra.Command, args []string) error {
 			var q moldcast.Seq
 			if seq != "" {
@@ -223,13 +218,8 @@ func newSnapshotListCmd(e *env) *cobra.Command {
 		Use:     "list SESSION",
 		Short:   "List the snapshots of a session",
 		Example: "  moldtape snapshot list itch/000007525B --json --archive /var/lib/moldtape",
-		Args: func(_ *cobra.Command, args []string) error {
-			if len(args) != 1 {
-				return usagef("snapshot list: want one SESSION, like CHANNEL/SESSION; `moldtape sessions` lists them")
-			}
-			return nil
-		},
-		RunE: func(_ *cobra.Command, args []string) error { return e.snapshotOf(args[0], e.snapshotList) },
+		Args:    sessionArg("snapshot list"),
+		RunE:    func(_ *cobra.Command, args []string) error { return e.snapshotOf(args[0], e.snapshotList) },
 	}
 	e.addArchive(c)
 	e.addJSON(c, "a JSON list on stdout")
@@ -264,12 +254,7 @@ func newSnapshotRmCmd(e *env) *cobra.Command {
 		Long: `Remove one snapshot. It is on record in the audit log; of a session on hold nothing
 is removed. Retention removes snapshots by itself: see prune.`,
 		Example: "  moldtape snapshot rm itch/000007525B --seq 484312000 --archive /var/lib/moldtape",
-		Args: func(_ *cobra.Command, args []string) error {
-			if len(args) != 1 {
-				return usagef("snapshot rm: want one SESSION, like CHANNEL/SESSION; `moldtape sessions` lists them")
-			}
-			return nil
-		},
+		Args:    sessionArg("snapshot rm"),
 		RunE: func(_ *cobra.Command, args []string) error {
 			if seq == "" {
 				return usagef("snapshot rm: want --seq N, that of the snapshot; `moldtape snapshot list` lists them")
