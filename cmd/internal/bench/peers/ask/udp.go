@@ -115,8 +115,12 @@ func hot(to string, session moldcast.Session, count, window int, d time.Duration
 		}
 		q = from + 2000
 	}
-	rng := rand.New(rand.NewPCG(1, 2))
+	// Each once before any again: the server does not answer the same twice
+	// within a millisecond.
+	firsts := rand.New(rand.NewPCG(1, 2)).Perm(count - 100)
+	i := -1
 	return a.ask(window, d, func() (moldcast.Seq, uint16, bool) {
-		return moldcast.Seq(1 + rng.IntN(count-100)), 100, true
+		i = (i + 1) % len(firsts)
+		return moldcast.Seq(1 + firsts[i]), 100, true
 	})
 }
