@@ -98,5 +98,6 @@ func fastTime(b []byte) (moldcast.Stamp, []byte, bool) {
 	if y := t.Year(); err != nil || y <= 1678 || y >= 2262 {
 		return 0, b, false
 	}
-	return moldcast.StampOf(t), b[end+2:], true
+	s := moldcast.StampOf(t)
+	return s, b[end+2:], s != 0 // 0 means none: the general way refuses it
 }

@@ -121,6 +121,7 @@ func FuzzReader(f *testing.F) {
 func FuzzFast(f *testing.F) {
 	f.Add(bytes.TrimSpace(Append(nil, Message{Seq: 1, Time: 5, Heard: 6, Line: 2, Flags: moldcast.Repaired, More: true, Data: []byte("x")})))
 	f.Add([]byte(`{"seq":0,"time":null,"heard":"2016-09-13T20:50:31.5Z","flags":["more"],"data":""}`))
+	f.Add([]byte(`{"seq":1,"time":"1970-01-01T00:00:00Z","flags":[],"data":""}`))
 	f.Add([]byte(`{"seq":07,"time":null,"flags":[],"data":"AA=="}`))
 	f.Add([]byte("{\"seq\":7,\"time\":null,\"flags\":[],\"data\":\"AA\r\n==\"}"))
 	f.Add([]byte("{\"seq\":7,\"time\":null,\"flags\":[],\"data\":\"AA==\n\"}"))
