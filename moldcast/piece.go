@@ -49,6 +49,36 @@ type Mark struct {
 	Line  uint8
 }
 
+// Heard is one datagram of a session as a line brought it: what was on the
+// wire, but for the messages, which the archive holds.
+type Heard struct {
+	Stamp Stamp
+	First Seq        // that it carried
+	Turn  uint32     // order of hearing, on whatever line, modulo 2^32
+	Count uint16     // as on the wire: 0 is a heartbeat, EndCount an End of Session
+	Line  uint8      // 0 is line A, 1 line B …
+	Flags HeardFlags // Differs
+}
+
+// HeardFlags says more of a Heard.
+type HeardFlags uint8
+
+// Differs: messages came with other bytes than those that are held, and were
+// dropped.
+const Differs HeardFlags = 1 << 0
+
+// Data reports whether h brought messages.
+func (h Heard) Data() bool { return h.Count != 0 && h.Count != EndCount }
+
+// Range is the sequences of its messages.
+func (h Heard) Range() Range {
+	r := Range{First: h.First, Next: h.First}
+	if h.Data() {
+		r.Next += Seq(h.Count)
+	}
+	return r
+}
+
 // Hole is a missing range of an archive.
 type Hole struct {
 	Range  Range

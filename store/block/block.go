@@ -23,6 +23,7 @@ type Block struct {
 	odd     []uint32              // pieces whose heard differs from their time
 	heard   []moldcast.Stamp      // theirs
 	marks   []moldcast.Mark
+	log     []logPart // where it was asked for
 	rows    []byte
 	every   []uint32 // where each stride-th message lies in rows
 	msgs    int
@@ -38,6 +39,7 @@ func (b *Block) reset(s moldcast.Session) {
 	b.lines, b.flags = b.lines[:0], b.flags[:0]
 	b.odd, b.heard = b.odd[:0], b.heard[:0]
 	b.marks, b.rows, b.every = b.marks[:0], b.rows[:0], b.every[:0]
+	b.log = b.log[:0]
 	b.msgs = 0
 }
 
@@ -146,7 +148,14 @@ func (b *Block) Rows() []byte { return b.rows }
 
 // Size is the memory that b holds, in bytes, whatever part of it is in use.
 func (b *Block) Size() int {
-	return int(unsafe.Sizeof(*b)) + cap(b.rows) +
+	log := 0
+	for _, p := range b.log[:cap(b.log)] {
+		log += int(unsafe.Sizeof(p))
+		for _, l := range p.lines[:cap(p.lines)] {
+			log += int(unsafe.Sizeof(moldcast.Heard{})) * cap(l)
+		}
+	}
+	return int(unsafe.Sizeof(*b)) + log + cap(b.rows) +
 		16*cap(b.runs) + 4*(cap(b.runOrd)+cap(b.ords)+cap(b.ats)+cap(b.odd)+cap(b.every)) +
 		8*(cap(b.times)+cap(b.heard)) + cap(b.lines) + cap(b.flags) +
 		int(unsafe.Sizeof(moldcast.Mark{}))*cap(b.marks)

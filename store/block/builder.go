@@ -21,6 +21,8 @@ type Builder struct {
 	chunks  []*chunk // the index: entries in sequence order, chunks not empty
 	spare   []*chunk
 	marks   []moldcast.Mark
+	log     []logPart
+	heard   int          // datagrams of log
 	next    moldcast.Seq // one past the highest held
 	pieces  int
 	msgs    int
@@ -67,6 +69,7 @@ func (b *Builder) Reset(s moldcast.Session) {
 	clear(b.chunks)
 	b.chunks = b.chunks[:0]
 	b.marks = b.marks[:0]
+	b.log, b.heard = b.log[:0], 0
 	b.next, b.pieces, b.msgs = 0, 0, 0
 	b.minTime, b.maxTime = 0, 0
 }
@@ -83,8 +86,8 @@ func (b *Builder) Pieces() int { return b.pieces }
 // Marks is the marks of b in the order of their arrival: read only.
 func (b *Builder) Marks() []moldcast.Mark { return b.marks }
 
-// Empty reports whether b holds neither messages nor marks.
-func (b *Builder) Empty() bool { return b.pieces == 0 && len(b.marks) == 0 }
+// Empty reports whether b holds neither messages nor marks, and no line log.
+func (b *Builder) Empty() bool { return b.pieces == 0 && len(b.marks) == 0 && len(b.log) == 0 }
 
 // Times is the lowest and highest Time of a piece; zeros when there is none.
 func (b *Builder) Times() (lo, hi moldcast.Stamp) { return b.minTime, b.maxTime }
@@ -399,7 +402,7 @@ func (b *Builder) view(v *Block, buf []byte) (rows []byte, aliases bool) {
 }
 
 // Freeze copies what b holds into a decoded block, as if it had been encoded
-// and decoded: for a cache. It wraps ErrFraming.
+// and decoded, without its line log: for a cache. It wraps ErrFraming.
 func (b *Builder) Freeze(into *Block) error {
 	rows, aliases := b.view(into, into.rows)
 	if aliases {

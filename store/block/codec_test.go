@@ -87,6 +87,7 @@ func drawBuilder(t *rapid.T) *Builder {
 			t.Fatal(err)
 		}
 	}
+	drawLog(t, b)
 	return b
 }
 

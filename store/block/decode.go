@@ -19,9 +19,12 @@ type DecoderOptions struct {
 	// buffers may take together; 0 is DefaultMemory.
 	Memory int
 
-	// Verify has every block's hashes (Rows, Facts) compared too, not only
-	// its checksums.
+	// Verify has every block's hashes (Rows, Facts, that of the line log)
+	// compared too, not only its checksums.
 	Verify bool
+
+	// Log has the line log decoded too. Verify does.
+	Log bool
 }
 
 // Decoder turns stored blocks into decoded ones. It keeps its buffers: not
@@ -31,6 +34,7 @@ type Decoder struct {
 	z    *zstd.Decoder
 	col  joiner
 	lags lagReader
+	log  logReader
 	raw  []byte
 	runs []RunTimes
 	sum  hash.Hash
@@ -111,7 +115,15 @@ func (d *Decoder) Decode(h Header, body []byte, into *Block) error {
 func (d *Decoder) decode(h *Header, body []byte, into *Block) fault {
 	into.reset(h.Session)
 	bad := func(part string, at int, reason string) fault { return fault{part: part, at: at, reason: reason} }
-	if n := need(h); n > d.o.Memory {
+	log := h.Log
+	if !d.o.Log && !d.o.Verify {
+		log = nil
+	}
+	n := need(h)
+	if log != nil {
+		n += needLog(log)
+	}
+	if n > d.o.Memory {
 		return fault{err: fmt.Errorf("%w: block %v %v needs about %d bytes of %d", ErrTooLarge, h.Session, h.Range(), n, d.o.Memory)}
 	}
 	if len(body) != h.StoredLen {
@@ -142,7 +154,7 @@ func (d *Decoder) decode(h *Header, body []byte, into *Block) fault {
 			return bad(t.String(), at, "checksum does not match")
 		}
 		before = t
-		if t > tagMarks {
+		if t > tagLog || t == tagLog && log == nil {
 			if flags&sectionRequired != 0 {
 				return fault{err: &UnsupportedError{What: "section", Value: int(t)}}
 			}
@@ -150,8 +162,11 @@ func (d *Decoder) decode(h *Header, body []byte, into *Block) fault {
 			continue
 		}
 		limit, buf := maxFacts(h), &d.raw
-		if t == tagPayload {
+		switch t {
+		case tagPayload:
 			limit, buf = h.RawLen, &into.rows
+		case tagLog:
+			limit, buf = maxLogRaw(log), &d.log.raw
 		}
 		switch {
 		case !codec.of(t):
@@ -166,7 +181,7 @@ func (d *Decoder) decode(h *Header, body []byte, into *Block) fault {
 			return bad(t.String(), at, "does not decompress to its length")
 		}
 		seen |= 1 << t
-		if t != tagPayload {
+		if t != tagPayload && t != tagLog {
 			hashFact(d.sum, &d.tmp, t, d.raw)
 			if at, reason := d.parse(h, t, into); reason != "" {
 				return bad(t.String(), at, reason)
@@ -174,7 +189,7 @@ func (d *Decoder) decode(h *Header, body []byte, into *Block) fault {
 		}
 		at += len(s)
 	}
-	return d.finish(h, seen, into)
+	return d.finish(h, log, seen, into)
 }
 
 // damaged is the first section of a damaged body whose own checksum does not
@@ -381,7 +396,7 @@ func readMarks(s *scanner, h *Header, b *Block, next moldcast.Seq, at moldcast.S
 }
 
 // finish checks what the sections say together, against the header.
-func (d *Decoder) finish(h *Header, seen tag, b *Block) fault {
+func (d *Decoder) finish(h *Header, log *LogInfo, seen tag, b *Block) fault {
 	bad := func(part, reason string, at int) fault { return fault{part: part, at: at, reason: reason} }
 	var want tag
 	if h.Packets > 0 {
@@ -389,6 +404,9 @@ func (d *Decoder) finish(h *Header, seen tag, b *Block) fault {
 	}
 	if h.Marks > 0 {
 		want |= 1 << tagMarks
+	}
+	if log != nil {
+		want |= 1 << tagLog
 	}
 	if got := seen &^ (1 << tagOrigins); got != want || h.Packets == 0 && seen&(1<<tagOrigins) != 0 {
 		return bad("body", "sections missing, or there without cause", 0)
@@ -405,6 +423,11 @@ func (d *Decoder) finish(h *Header, seen tag, b *Block) fault {
 	if m.MarkMin != h.MarkMin || m.MarkMax != h.MarkMax || m.Ended != h.Ended || m.End != h.End {
 		return bad(tagMarks.String(), "marks differ from the header's bounds", 0)
 	}
+	if log != nil {
+		if at, reason := d.log.decode(log, b, d.z); reason != "" {
+			return bad(tagLog.String(), reason, at)
+		}
+	}
 	if !d.o.Verify {
 		return fault{}
 	}
@@ -414,6 +437,9 @@ func (d *Decoder) finish(h *Header, seen tag, b *Block) fault {
 	}
 	if rowsHash(d.sum, &d.tmp, b) != h.Rows {
 		return bad(tagPayload.String(), "hash of the rows does not match", 0)
+	}
+	if log != nil && logHash(d.sum, b.log) != log.Hash {
+		return bad(tagLog.String(), "hash of the line log does not match", 0)
 	}
 	return fault{}
 }

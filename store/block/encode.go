@@ -51,6 +51,7 @@ type EncoderOptions struct {
 type Encoder struct {
 	z    *zstd.Encoder // nil at level None
 	col  *columns      // of the levels that make them
+	log  logWriter
 	view Block
 	rows []byte
 	raw  []byte
@@ -111,13 +112,14 @@ type EncodeOptions struct {
 // readers may go on. Errors: it wraps ErrFraming.
 func (e *Encoder) Encode(dst []byte, b *Builder, o EncodeOptions) (header, body []byte, err error) {
 	e.rows, _ = b.view(&e.view, e.rows)
+	e.view.log = b.log
 	reason, at := e.view.index()
 	if reason != "" {
 		err = fmt.Errorf("%w: %s at byte %d", ErrFraming, reason, at)
 	} else {
 		header, body = e.encode(dst, &e.view, o)
 	}
-	e.view.rows = nil // may be the arena of b
+	e.view.rows, e.view.log = nil, nil // may be the memory of b
 	return header, body, err
 }
 
@@ -162,6 +164,11 @@ func (e *Encoder) encode(dst []byte, b *Block, o EncodeOptions) (header, body []
 	e.raw = b.appendMarks(e.raw[:0], 0, 0)
 	fact(tagMarks, 0)
 	e.sum.Sum(h.Facts[:0])
+	if h.Log = logInfo(e.sum, b.log); h.Log != nil {
+		at := len(dst)
+		dst = e.log.encode(append(dst, make([]byte, sectionHeader)...), b, e.z)
+		sealSection(dst[at:], tagLog, 0, Stored, len(dst)-at-sectionHeader)
+	}
 
 	end := len(dst)
 	h.StoredLen, h.BodyCRC = end-start, crc(dst[start:end])

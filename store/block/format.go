@@ -137,7 +137,8 @@ const (
 	tagTimes      tag = 3
 	tagOrigins    tag = 4
 	tagMarks      tag = 5
-	// 6 (line log) and 7 are reserved.
+	tagLog        tag = 6
+	// 7 is reserved.
 )
 
 func (t tag) String() string {
@@ -152,6 +153,8 @@ func (t tag) String() string {
 		return "origins"
 	case tagMarks:
 		return "marks"
+	case tagLog:
+		return "line log"
 	}
 	return fmt.Sprintf("section %d", uint16(t))
 }

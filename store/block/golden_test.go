@@ -71,6 +71,8 @@ func TestGolden(t *testing.T) {
 //
 //	piece FIRST TIME [heard=STAMP] [line=N] [flags=N] "message"…
 //	mark heartbeat|end NEXT STAMP [line=N]
+//	log ID BEFORE LOST [last=1]
+//	heard STAMP FIRST COUNT [line=N] [flags=N]
 //
 // where "x"*N repeats a message's text.
 func buildScript(t *testing.T, script string) *Builder {
@@ -100,6 +102,18 @@ func buildScript(t *testing.T, script string) *Builder {
 				m.Kind = moldcast.End
 			}
 			if err := b.Mark(m); err != nil {
+				t.Fatal(err)
+			}
+			continue
+		}
+		switch f[0] {
+		case "log":
+			if err := b.BeginLog(LogPart{ID: moldcast.Stamp(num[0]), Before: num[1], Lost: num[2], Last: opt["last"] == 1}); err != nil {
+				t.Fatal(err)
+			}
+			continue
+		case "heard":
+			if err := b.Heard(moldcast.Heard{Stamp: moldcast.Stamp(num[0]), First: moldcast.Seq(num[1]), Count: uint16(num[2]), Line: uint8(opt["line"]), Flags: moldcast.HeardFlags(opt["flags"])}); err != nil {
 				t.Fatal(err)
 			}
 			continue
@@ -165,6 +179,15 @@ func dumpContent(b *Block) string {
 	}
 	for _, m := range b.Marks() {
 		fmt.Fprintf(&out, "mark %v next %d at %d line %d\n", m.Kind, m.Next, m.Stamp, m.Line)
+	}
+	for i := range b.LogParts() {
+		p := b.LogPart(i)
+		fmt.Fprintf(&out, "log %d before %d heard %d lost %d from %d to %d lines %d last %v\n", p.ID, p.Before, p.Heard, p.Lost, p.From, p.To, p.Lines, p.Last)
+		for line := range p.Lines {
+			for _, h := range b.HeardOn(i, line) {
+				fmt.Fprintf(&out, "heard at %d line %d: %d count %d flags %d\n", h.Stamp, h.Line, h.First, h.Count, h.Flags)
+			}
+		}
 	}
 	return out.String()
 }

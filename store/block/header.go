@@ -37,6 +37,8 @@ type Header struct {
 	Ended   bool         // an End of Session is among the marks
 	End     moldcast.Seq // sequence of the last one, when Ended
 
+	Log *LogInfo // of the line log; nil: there is none
+
 	RawLen    int    // bytes of rows
 	StoredLen int    // bytes of the body
 	BodyCRC   uint32 // crc32c of the body
@@ -125,7 +127,14 @@ func (h *Header) Append(dst []byte) []byte {
 			dst = append(dst, 0)
 		}
 	}
-	dst = append(dst, 0) // no further fields
+	if h.Log == nil {
+		dst = append(dst, 0) // no further fields
+	} else {
+		field := h.Log.appendField(nil)
+		dst = append(dst, 1, fieldLog, 0)
+		dst = binary.AppendUvarint(dst, uint64(len(field)))
+		dst = append(dst, field...)
+	}
 	return binary.BigEndian.AppendUint32(dst, crc(dst[start:]))
 }
 
@@ -185,7 +194,7 @@ func ParseHeader(b []byte) (Header, error) {
 		h.readMarks(&s)
 	}
 	if s.reason == "" {
-		if v := readFields(&s); v != nil {
+		if v := h.readFields(&s); v != nil {
 			return Header{}, v
 		}
 	}
@@ -283,11 +292,23 @@ func (h *Header) readMarks(s *scanner) {
 	}
 }
 
-// readFields skips the fields that later versions may add.
-func readFields(s *scanner) error {
+// readFields reads the further fields; it skips those that later versions may
+// add.
+func (h *Header) readFields(s *scanner) error {
 	for n := s.uvarint(); n > 0 && s.reason == ""; n-- {
 		id, flags := s.uvarint(), s.byte()
-		s.bytes(s.uvarint())
+		b := s.bytes(s.uvarint())
+		if s.reason == "" && id == fieldLog {
+			var l LogInfo
+			reason := "line log twice"
+			if h.Log == nil {
+				reason = l.read(b)
+			}
+			if h.Log = &l; reason != "" {
+				s.fail(reason)
+			}
+			continue
+		}
 		if s.reason == "" && flags&fieldRequired != 0 {
 			return &UnsupportedError{What: "header field", Value: int(id)}
 		}

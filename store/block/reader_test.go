@@ -21,6 +21,7 @@ type secondReader struct {
 	t    testing.TB
 	zstd *zstd.Decoder
 	b    []byte // what is left of the part that is being read
+	log  *secondLog
 }
 
 func newSecondReader(t testing.TB) *secondReader {
@@ -108,12 +109,15 @@ func (r *secondReader) read(header, body []byte) (runs []secondRun, pieces []fla
 			r.uv()
 		}
 	}
+	r.log = nil
 	for n := r.uv(); n > 0; n-- {
-		r.uv()
+		id := r.uv()
 		if r.u8()&1 == 1 {
 			t.Fatal("second reader: required field")
 		}
-		r.take(int(r.uv()))
+		if field := r.take(int(r.uv())); id == 1 {
+			r.log = &secondLog{field: field}
+		}
 	}
 	if len(r.b) != 0 {
 		t.Fatal("second reader: header fields")
@@ -131,6 +135,13 @@ func (r *secondReader) read(header, body []byte) (runs []secondRun, pieces []fla
 			t.Fatalf("second reader: checksum of section %d", tag)
 		}
 		body = r.b
+		if tag == 6 && r.log != nil {
+			if codec != 0 || flags != 0 || len(data) != int(raw) {
+				t.Fatal("second reader: form of the line log")
+			}
+			r.log.data = data
+			continue
+		}
 		if tag > 5 {
 			if flags&1 == 1 {
 				t.Fatalf("second reader: required section %d", tag)
@@ -242,4 +253,5 @@ func (r *secondReader) agree(header, body []byte, h Header, b *Block) {
 	if diff := cmp.Diff(append([]moldcast.Mark(nil), b.Marks()...), marks); diff != "" {
 		r.t.Error("second reader: marks: ", diff)
 	}
+	r.agreeLog(pieces, b)
 }

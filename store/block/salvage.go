@@ -37,7 +37,7 @@ func HeaderLen(b []byte) (n int, ok bool) {
 			s.uvarint()
 		}
 	}
-	_ = readFields(&s)
+	_ = new(Header).readFields(&s)
 	n = s.at + 4
 	if s.reason != "" || n > len(b) {
 		return 0, false
