@@ -2,6 +2,7 @@ package cli
 
 import (
 	"errors"
+	"maps"
 	"slices"
 	"sync"
 	"time"
@@ -21,11 +22,11 @@ type recordings struct {
 	captured []string // that this process captures
 
 	mu    sync.Mutex
-	views map[*store.View]*recording
+	views map[store.Ref]*recording // of what the archive has
 }
 
 func (s *Source) recordings(channels ...string) *recordings {
-	return &recordings{source: s, channels: channels, views: map[*store.View]*recording{}}
+	return &recordings{source: s, channels: channels, views: map[store.Ref]*recording{}}
 }
 
 // Recording finds one, and opens it if nobody has.
@@ -34,8 +35,15 @@ func (k *recordings) Recording(name moldcast.Session) (moldcast.Session, retrans
 	if !ok {
 		return name, nil, retransmit.ErrNoRecording
 	}
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if r := k.views[ref]; r != nil && (view == nil || r.View == view) {
+		return ref.Session, r, nil
+	}
 	if view == nil {
+		k.mu.Unlock() // others do not wait for a disk
 		v, err := k.source.archive.View(ref)
+		k.mu.Lock()
 		switch {
 		case errors.Is(err, store.ErrNotFound):
 			return name, nil, retransmit.ErrNoRecording
@@ -44,13 +52,9 @@ func (k *recordings) Recording(name moldcast.Session) (moldcast.Session, retrans
 		}
 		view = v
 	}
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	r := k.views[view]
-	if r == nil {
-		r = &recording{View: view, source: k.source, captured: slices.Contains(k.captured, ref.Channel)}
-		k.views[view] = r
-	}
+	maps.DeleteFunc(k.views, func(r store.Ref, _ *recording) bool { return !k.source.has(r) })
+	r := &recording{View: view, source: k.source, captured: slices.Contains(k.captured, ref.Channel)}
+	k.views[ref] = r
 	return ref.Session, r, nil
 }
 

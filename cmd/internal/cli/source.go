@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"log/slog"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -232,6 +233,9 @@ func (s *Source) Refresh() error {
 	}
 	s.mu.Lock()
 	s.mu.infos = infos
+	for _, of := range []map[store.Ref]*servedView{s.opened, s.mu.views} {
+		maps.DeleteFunc(of, func(r store.Ref, _ *servedView) bool { return !s.hasLocked(r) })
+	}
 	var open []store.Ref
 	for _, cs := range s.candidatesLocked() {
 		if r := cs[0].ref; cs[0].rank < 2 && s.opened[r] == nil && s.mu.views[r] == nil {
@@ -273,6 +277,19 @@ func (s *Source) Refresh() error {
 		s.names = names
 	}
 	return nil
+}
+
+// has: a recording is written here, or in the archive as last seen.
+func (s *Source) has(r store.Ref) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.hasLocked(r)
+}
+
+// REQUIRES: s.mu is held.
+func (s *Source) hasLocked(r store.Ref) bool {
+	_, live := s.mu.live[r]
+	return live || slices.ContainsFunc(s.mu.infos, func(i store.Info) bool { return i.Ref() == r })
 }
 
 // listNames is the names of the channels and recordings in the archive: to
