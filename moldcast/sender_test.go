@@ -347,6 +347,15 @@ func FuzzSenderAnswer(f *testing.F) {
 		if err != nil || p.Kind != Data || p.Range().Next > s.Sent() || len(b) > PayloadSize(DefaultMTU) {
 			t.Fatalf("%x: %v", b, err)
 		}
+		asked, err := ParseRequest(req)
+		if err != nil || p.Session != asked.Session || p.First != asked.First || p.Range().Next > asked.Range().Next {
+			t.Fatalf("asked %x, answered %v: %v", req, p.Range(), err)
+		}
+		for q := p.First; p.Msgs.Len() > 0; q++ {
+			if m := p.Msgs.Next(); string(m) != fmt.Sprint(q-1) {
+				t.Fatalf("%d is %q", q, m)
+			}
+		}
 	})
 }
 

@@ -315,6 +315,9 @@ func FuzzParseRequest(f *testing.F) {
 	f.Fuzz(func(t *testing.T, b []byte) {
 		r, err := ParseRequest(b)
 		if err != nil {
+			if !errors.Is(err, ErrRequestSize) && !errors.Is(err, ErrSeqZero) && !errors.Is(err, ErrCountZero) {
+				t.Fatal(err)
+			}
 			return
 		}
 		if rng := r.Range(); rng.First == 0 || rng.Next < rng.First || rng.Len() > uint64(r.Count) {

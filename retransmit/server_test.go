@@ -526,6 +526,9 @@ func FuzzBatch(f *testing.F) {
 			return
 		}
 		got := <-conn.out
+		if len(conn.out) > 0 {
+			t.Fatalf("%d more answers to one datagram", len(conn.out))
+		}
 		r, err := moldcast.ParseRequest(b)
 		if err != nil {
 			t.Fatalf("answered %x: %v", b, err)

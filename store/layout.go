@@ -341,13 +341,23 @@ func parseSeal(b []byte) (*seal, error) {
 		return nil, &VersionError{Path: sealFile, Got: s.Format, Want: FormatVersion}
 	}
 	var next moldcast.Seq
-	for _, c := range s.Coverage {
-		if c[0] == 0 || c[0] <= next && next != 0 || c[1] < c[0] || c[1] == ^moldcast.Seq(0) {
+	for i, c := range s.Coverage {
+		if !valid(c) || i > 0 && c[0] <= next {
 			return nil, errors.New(sealFile + ": coverage is not in order")
 		}
 		next = c[1] + 1
 	}
+	for _, c := range s.Patches { // in the order of their blocks
+		if !valid(c) {
+			return nil, errors.New(sealFile + ": no range of patches")
+		}
+	}
 	return s, nil
+}
+
+// valid reports whether an inclusive range is one of messages.
+func valid(r [2]moldcast.Seq) bool {
+	return r[0] > 0 && r[1] >= r[0] && r[1] < ^moldcast.Seq(0)
 }
 
 // readFile reads a small file whole.

@@ -789,33 +789,3 @@ func TestAuditLog(t *testing.T) {
 	}
 	checkAudit(t, a)
 }
-
-func FuzzParseTombstone(f *testing.F) {
-	t := tombstone{seal: seal{Format: FormatVersion, Segment: 1, Coverage: [][2]moldcast.Seq{{1, 9}}}, SealSum: "ab"}
-	b, err := t.encode()
-	if err != nil {
-		f.Fatal(err)
-	}
-	f.Add(b)
-	f.Add([]byte(sealHead))
-	f.Fuzz(func(t *testing.T, b []byte) {
-		if x, err := parseTombstone(b); err == nil && x.Sum != x.SealSum {
-			t.Fatal("it has two sums")
-		}
-	})
-}
-
-func FuzzParseLeaves(f *testing.F) {
-	f.Add([]byte(leavesHead))
-	f.Fuzz(func(t *testing.T, b []byte) {
-		leaves, err := parseLeaves(b)
-		if err == nil && !bytes.Equal(encodeLeaves(leaves), b) {
-			t.Fatal("leaves are not encoded as they were")
-		}
-	})
-}
-
-func FuzzParseAudit(f *testing.F) {
-	f.Add([]byte("{\"prev\":\"\",\"time\":\"2026-01-01T00:00:00Z\",\"event\":\"hold\"}\n{"))
-	f.Fuzz(func(t *testing.T, b []byte) { _, _, _ = parseAudit(b) })
-}

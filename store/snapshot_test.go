@@ -3,9 +3,11 @@ package store
 import (
 	"bytes"
 	"context"
+	"encoding/binary"
 	"encoding/hex"
 	"errors"
 	"fmt"
+	"hash/crc32"
 	"io"
 	"math/rand/v2"
 	"os"
@@ -508,6 +510,10 @@ func FuzzSnapshotHeader(f *testing.F) {
 	f.Add(b[:40])
 	f.Add([]byte(hex.EncodeToString(b)))
 	f.Fuzz(func(t *testing.T, b []byte) {
+		_, _ = parseSnapshotHeader(b)
+		if b = bytes.Clone(b); len(b) >= snapshotHead { // else hardly any passes
+			binary.BigEndian.PutUint32(b[snapshotHead-4:], crc32.Checksum(b[:snapshotHead-4], castagnoli()))
+		}
 		h, err := parseSnapshotHeader(b)
 		if err != nil {
 			if v := (*VersionError)(nil); !errors.Is(err, errSnapshotDamaged) && !errors.As(err, &v) {

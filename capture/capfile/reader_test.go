@@ -517,6 +517,7 @@ func fuzzReader(t *testing.T, b []byte) {
 func seeds(f *testing.F) []record {
 	m := mold("S", 1, "one", "")
 	var rs []record
+	rs = append(rs, record{stamp: noon, data: ethernet(f, ipUDP(f, groupA, iex(0x43cd0000, 1, "one", "")))}, record{stamp: noon, data: ethernet(f, ipUDP(f, groupA, iex(0x43cd0000, 3)))})
 	for _, dst := range []netip.AddrPort{groupA, group6} {
 		rs = append(rs, record{stamp: noon, data: ethernet(f, ipUDP(f, dst, m))}, record{stamp: noon, data: ethernet(f, ipUDP(f, dst, m), 1, 2)})
 		for _, p := range fragments(f, dst, 5, mold("S", 3, strings.Repeat("z", 300)), 64) {

@@ -100,6 +100,41 @@ func TestSurveyFlows(t *testing.T) {
 	}
 }
 
+// FuzzIEX: of what is taken, the messages are those of the datagram.
+func FuzzIEX(f *testing.F) {
+	f.Add(iex(0x43cd0000, 7, "one", "", "three"))
+	f.Add(iex(1, 9))
+	f.Add(iex(1, ^uint64(0)-2, "a", "b"))
+	f.Add(iex(1, 1, "abc")[:43])
+	f.Add(append(iex(1, 1, "a"), 0))
+	f.Fuzz(func(t *testing.T, b []byte) {
+		before := bytes.Clone(b)
+		var scratch []byte
+		p, err := IEXTP.Parse(b, &scratch)
+		if !bytes.Equal(b, before) {
+			t.Fatal("the datagram was changed")
+		}
+		if err != nil {
+			return
+		}
+		var session uint32
+		if _, err := fmt.Sscanf(p.Session.String(), "%08x", &session); err != nil || p.Range().Next < p.First {
+			t.Fatal(p, err)
+		}
+		var msgs []string
+		for m := p.Msgs; m.Len() > 0; {
+			msgs = append(msgs, string(m.Next()))
+		}
+		again := iex(session, uint64(p.First), msgs...)
+		for _, skipped := range [][2]int{{2, 8}, {16, 24}, {32, 40}} { // what no message needs
+			copy(again[skipped[0]:skipped[1]], b[skipped[0]:skipped[1]])
+		}
+		if !bytes.Equal(again, b) {
+			t.Fatalf("%x was %x", again, b)
+		}
+	})
+}
+
 func TestIEX(t *testing.T) {
 	var scratch []byte
 	p, err := IEXTP.Parse(iex(0x43cd0000, 7, "one", "", "three"), &scratch)

@@ -61,12 +61,19 @@ func FuzzParseHeader(f *testing.F) {
 			b = bytes.Clone(b)
 			resealHeader(b)
 		}
+		n, found := HeaderLen(b)
 		h, err := ParseHeader(b)
 		if err != nil {
 			if !typed(err) {
 				t.Fatalf("%T: %v", err, err)
 			}
+			if found && n >= len(b) {
+				t.Fatalf("refused, and found %d bytes long: %v", n, err)
+			}
 			return
+		}
+		if more, ok := HeaderLen(append(bytes.Clone(b), b...)); !found || n != len(b) || !ok || more != n {
+			t.Fatalf("%d bytes, found %d long, %v, and %d", len(b), n, found, more)
 		}
 		// What was accepted means the same when it is written again.
 		h2, err := ParseHeader(h.Append(nil))

@@ -2,6 +2,7 @@ package binaryfile
 
 import (
 	"bytes"
+	"encoding/binary"
 	"errors"
 	"io"
 	"testing"
@@ -122,8 +123,16 @@ func FuzzRead(f *testing.F) {
 		r := NewReader(bytes.NewReader(in))
 		msgs, err := readAll(r)
 		n := 0
+		var again []byte
 		for _, m := range msgs {
 			n += 2 + len(m)
+			again = append(binary.BigEndian.AppendUint16(again, uint16(len(m))), m...)
+		}
+		if !bytes.HasPrefix(in, again) {
+			t.Fatalf("%x was read of %x", again, in)
+		}
+		if bad := (*Error)(nil); err != io.EOF && (!errors.As(err, &bad) || bad.Pos != int64(n) || !errors.Is(err, ErrCut)) {
+			t.Fatalf("%v at byte %d", err, n)
 		}
 		if r.Ended() {
 			n += 2

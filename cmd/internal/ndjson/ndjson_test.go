@@ -106,7 +106,10 @@ func FuzzReader(f *testing.F) {
 		r := NewReader(bytes.NewReader(b))
 		for {
 			m, err := r.Next()
-			if err != nil {
+			if bad := (*LineError)(nil); err != nil {
+				if err != io.EOF && (!errors.As(err, &bad) || bad.Pos < 0 || bad.Pos >= int64(len(b))) {
+					t.Fatalf("%v of %d bytes", err, len(b))
+				}
 				return
 			}
 			again, err := NewReader(bytes.NewReader(Append(nil, m))).Next()
