@@ -180,7 +180,7 @@ func checkHeader(t *rapid.T, h Header, b *Builder, pieces []flat, patch bool) {
 	want := Header{
 		Session: testSession, Patch: patch, Codec: h.Codec, Runs: runs, Times: times,
 		Messages: b.Count(), Packets: len(pieces), RawLen: raw,
-		StoredLen: h.StoredLen, BodyCRC: h.BodyCRC, Facts: h.Facts, Rows: [32]byte(rows.Sum(nil)),
+		StoredLen: h.StoredLen, BodyCRC: h.BodyCRC, Facts: h.Facts, Rows: [32]byte(rows.Sum(nil)), Log: h.Log,
 	}
 	for i, rt := range times {
 		if i == 0 {

@@ -7,7 +7,8 @@
 // their time, the time they were heard, line and flags. The sequences that it
 // covers are a set of runs: a hole does not end a block, and so a block may
 // hold what came before and behind a gap, and what filled it later. It also
-// holds the marks of its time: heartbeats and ends of session.
+// holds the marks of its time, heartbeats and ends of session, and where that
+// is asked for the line log: every datagram as each line brought it.
 //
 // Invariants: pieces of a block never overlap; equal content has equal bytes,
 // but for the compressor; every byte of the stored form is under a checksum,
@@ -59,7 +60,8 @@
 //	         uv further fields (0 in what this version writes), for each:
 //	           uv id, u8 flags, uv length, bytes
 //	           a reader that does not know the id skips the field, or refuses
-//	           the block where bit 0 of its flags is set
+//	           the block where bit 0 of its flags is set; 1, optional, is that of
+//	           a line log
 //	end  4   checksum of all header bytes before it
 //
 // In every version the magic is first and the checksum last: a reader checks
@@ -102,7 +104,8 @@
 //	5  marks        no    in order of arrival: u8 kind (1 heartbeat, 2 end), u8
 //	                      line, sv sequence - the mark before's (0 …), sv
 //	                      stamp - the mark before's (0 …)
-//	6                     reserved: when and on which line each packet came
+//	6  line log     no    where the header has its field: when and on which line
+//	                      each datagram came (below)
 //	7                     reserved
 //
 // Pieces are in order of sequence everywhere. Flags of a piece: bit 0
@@ -214,6 +217,57 @@
 // of the piece before (0 …). Mean is 0 for the first piece, then its difference,
 // then grows by an eighth of each, rounded down.
 //
+// # Line log
+//
+// A log is of a session, from when its writer began. What a block has of it is
+// a part: of the datagrams that were heard while it was the open one, whatever
+// their sequences, since a line may bring again what lies in a block before. A
+// part counts those before it, those that it has and those that it lost, so
+// that what is missing shows, and says where the log was ended. A block has
+// several where blocks were merged. The header's field:
+//
+//	32   SHA-256 (see Hashes)
+//	uv   parts, 1 to 2^12; for each:
+//	       sv id - the part before's (0 …): the log, by a stamp of when it began
+//	       uv datagrams before, uv datagrams lost
+//	       u8 1 where the log ends here, else 0
+//	       u8 lines: one more than the highest that brought one, at most 64
+//	       uv datagrams, at most 2^18 in a block; if not 0:
+//	         sv lowest stamp - id, uv highest - lowest
+//
+// The section, stored as it is (codec 0):
+//
+//	u8   unit, as of the times: of all its stamps, and those of the pieces
+//	uv   bytes of ops
+//	uv   differences in planes
+//	u8   width: bytes of each
+//	     a bundle (see Columns): width planes of one byte of all differences,
+//	     highest bytes first, each split by the one before it; then the ops
+//
+// The ops are, part by part and line by line (0 to lines-1):
+//
+//	uv   datagrams, in the order in which the line brought them; then, until there
+//	     are so many, in turn:
+//	       uv datagrams that are as expected
+//	       unless there are all: one that is not: sv first sequence - the expected,
+//	       uv count as on the wire (0 a heartbeat, 65535 an end), u8 flags (bit 0:
+//	       it had other bytes than what is stored)
+//	uv   stored copies with another stamp; for each: uv stored copies between it
+//	     and the one before, sv units that it is later than that stamp
+//
+// Expected is a datagram of no flags with the sequence behind the messages of
+// the one before, or what that carried where it had none (0 at first), and as
+// many messages as the piece of the block that begins there has, or else the
+// last one with messages had (0 at first).
+//
+// Stamps: a datagram with messages, without flags, at whose sequence a piece of
+// flag bit 0 clear begins is its stored copy where that is of the same line: the
+// stamp is the piece's heard, but for those listed. Every other has a
+// difference (as by sv) in the planes: to the piece's heard + mean, where there
+// is one, of another line; then mean, at first 0, grows by an eighth of it,
+// rounded down; else to the stamp before on this line, in this part (the part's
+// lowest at first). All in units, modulo 2^64.
+//
 // # Records of a stream
 //
 // What is to be durable before it makes a block is stored as small records
@@ -280,7 +334,10 @@
 // So rows depends on the messages and their sequences alone, not on pieces,
 // order of arrival, times or codec. facts is over sections 2 to 5, those that
 // are there, in order: tag u16, raw length u32, raw bytes. Header.Digest binds
-// both to the session. Later sections will bring hashes of their own.
+// both to the session. That of a line log is in its field, and not part of the
+// digest: for each part 'p', id u64, before u64, lost u64, lines u8, end u8; for
+// each of its lines: datagrams u32; for each: stamp u64, first u64, count u16,
+// flags u8.
 //
 // Content is another hash: of any range of messages, across blocks.
 package block
