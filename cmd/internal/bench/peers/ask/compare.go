@@ -17,6 +17,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/moldtape/moldtape/cmd/internal/bench"
 	"github.com/moldtape/moldtape/cmd/internal/bench/peers/harness"
 	"github.com/moldtape/moldtape/moldcast"
 	"github.com/moldtape/moldtape/moldcast/mcast"
@@ -31,7 +32,7 @@ const (
 
 var session, _ = moldcast.ParseSession("PEERS")
 
-type bench struct {
+type trials struct {
 	program, self, dir, archive string
 	server, client              int // cores
 	d                           time.Duration
@@ -40,7 +41,7 @@ type bench struct {
 
 func compare(args []string) error {
 	fs := flag.NewFlagSet("compare", flag.ContinueOnError)
-	b := &bench{d: 3 * time.Second}
+	b := &trials{d: 3 * time.Second}
 	fs.StringVar(&b.program, "moldtape", "", "the program")
 	fs.IntVar(&b.runs, "runs", 5, "of each arm, in turn")
 	quick := fs.Bool("quick", false, "short runs")
@@ -75,7 +76,7 @@ func compare(args []string) error {
 }
 
 // fill makes an archive.
-func (b *bench) fill() error {
+func (b *trials) fill() error {
 	b.archive = filepath.Join(b.dir, "archive")
 	f := filepath.Join(b.dir, "in.bin")
 	rng := rand.New(rand.NewPCG(3, 4))
@@ -100,7 +101,7 @@ func (b *bench) fill() error {
 }
 
 // hot is goal 11.
-func (b *bench) hot() error {
+func (b *trials) hot() error {
 	nats, url, err := start(harness.OnCore(b.server, b.self, "nats", filepath.Join(b.dir, "js"), strconv.Itoa(hotCount), strconv.Itoa(size)))
 	why := "the peer does not start here"
 	if err != nil {
@@ -117,11 +118,11 @@ func (b *bench) hot() error {
 		if err := json.Unmarshal([]byte(ready), &up); err != nil {
 			return err
 		}
-		r, err := hot(up.Retransmit, session, hotCount, inFlight, b.d)
+		r, err := bench.AskHot(up.Retransmit, session, hotCount, inFlight, b.d)
 		if _, serr := own.stop(); err != nil || serr != nil {
 			return errors.Join(err, serr)
 		}
-		requests, messages = append(requests, r.perSecond(r.requests)), append(messages, r.perSecond(r.messages))
+		requests, messages = append(requests, r.PerSecond(r.Requests)), append(messages, r.PerSecond(r.Messages))
 		if nats == nil {
 			continue
 		}
@@ -147,7 +148,7 @@ func (b *bench) hot() error {
 
 // cold is goal 12: processor time of an answer whose block is on disk, beside
 // reading and decoding the block alone.
-func (b *bench) cold() error {
+func (b *trials) cold() error {
 	misses := int(300 * b.d.Seconds())
 	var served, alone []float64
 	for run := range b.runs {
@@ -160,23 +161,23 @@ func (b *bench) cold() error {
 		if err != nil {
 			return err
 		}
-		a, err := newAsker(to, session)
+		a, err := bench.NewAsker(to, session)
 		if err != nil {
 			return err
 		}
 		i := 0
-		r, err := a.ask(1, 0, func() (moldcast.Seq, uint16, bool) {
+		r, err := a.Ask(1, 0, func() (moldcast.Seq, uint16, bool) {
 			if i++; i > len(firsts) {
 				return 0, 0, false
 			}
 			return firsts[i-1], 30, true
 		})
-		a.conn.Close()
+		a.Conn.Close()
 		took, serr := s.end()
 		if err = errors.Join(err, serr); err != nil {
 			return err
 		}
-		served = append(served, float64(took)/float64(r.requests))
+		served = append(served, float64(took)/float64(r.Requests))
 		one, line, err := start(harness.OnCore(b.server, b.self, "alone", b.archive, strconv.Itoa(run), strconv.Itoa(misses)))
 		if err != nil {
 			return err
@@ -230,19 +231,19 @@ func alone(args []string) error {
 	}
 	defer v.Close()
 	buf := make([]byte, 0, 2048)
-	before := cpu()
+	before := bench.CPU()
 	for _, q := range scattered(seed, n) {
 		if _, _, err := v.Append(buf, q, 30, 1452, true); err != nil {
 			return err
 		}
 	}
-	fmt.Println(cpu() - before)
+	fmt.Println((bench.CPU() - before).Nanoseconds())
 	return nil
 }
 
 // storm is what 100 000 requests a second do to how long messages that a
 // capture receives are not durable.
-func (b *bench) storm() error {
+func (b *trials) storm() error {
 	var calm, stormy []float64
 	for range b.runs {
 		for _, storm := range []bool{false, true} {
@@ -264,7 +265,7 @@ func (b *bench) storm() error {
 
 // lag is the 99th percentile of the lag of a capture of 20 000 messages a
 // second, in seconds.
-func (b *bench) lag(storm bool) (float64, error) {
+func (b *trials) lag(storm bool) (float64, error) {
 	dir, err := os.MkdirTemp(b.dir, "lag")
 	if err != nil {
 		return 0, err
@@ -282,11 +283,11 @@ func (b *bench) lag(storm bool) (float64, error) {
 	if err := json.Unmarshal([]byte(ready), &up); err != nil {
 		return 0, err
 	}
-	a, err := newAsker(netip.MustParseAddrPort(up.Retransmit), session)
+	a, err := bench.NewAsker(netip.MustParseAddrPort(up.Retransmit), session)
 	if err != nil {
 		return 0, err
 	}
-	defer a.conn.Close()
+	defer a.Conn.Close()
 	line := netip.MustParseAddrPort(up.Channels[0].Lines[0])
 	var lags []float64
 	q, m := moldcast.Seq(1), make([]byte, size)
@@ -315,17 +316,17 @@ func (b *bench) lag(storm bool) (float64, error) {
 		}
 		packet[0].Data = d
 		q += 10
-		if _, err := a.conn.WriteBatch(packet); err != nil {
+		if _, err := a.Conn.WriteBatch(packet); err != nil {
 			return 0, err
 		}
 		if storm && q > 2000 {
-			for i := range a.out[:50] {
-				a.out[i].Data = moldcast.AppendRequest(a.out[i].Data[:0], moldcast.Request{Session: session, First: 1 + (q*7+moldcast.Seq(i)*13)%1000, Count: 30})
-				a.out[i].Dst = a.to
+			for i := range a.Out[:50] {
+				a.Out[i].Data = moldcast.AppendRequest(a.Out[i].Data[:0], moldcast.Request{Session: session, First: 1 + (q*7+moldcast.Seq(i)*13)%1000, Count: 30})
+				a.Out[i].Dst = a.To
 			}
-			_, _ = a.conn.WriteBatch(a.out[:50]) // what does not go is lost, as in any storm
+			_, _ = a.Conn.WriteBatch(a.Out[:50]) // what does not go is lost, as in any storm
 			for {
-				if n, err := a.conn.TryReadBatch(a.in); n == 0 || err != nil {
+				if n, err := a.Conn.TryReadBatch(a.In); n == 0 || err != nil {
 					break
 				}
 			}

@@ -26,6 +26,7 @@ import (
 	"strings"
 	"syscall"
 
+	"github.com/moldtape/moldtape/cmd/internal/bench"
 	"github.com/moldtape/moldtape/cmd/internal/cli"
 	"github.com/moldtape/moldtape/retransmit"
 	"github.com/moldtape/moldtape/retransmit/admit"
@@ -50,13 +51,6 @@ func main() {
 		fmt.Fprintln(os.Stderr, "ask:", err)
 		os.Exit(1)
 	}
-}
-
-// cpu is the processor time that this process took, in ns.
-func cpu() int64 {
-	var u syscall.Rusage
-	_ = syscall.Getrusage(syscall.RUSAGE_SELF, &u)
-	return u.Utime.Nano() + u.Stime.Nano()
 }
 
 // coldArchive opens an archive that keeps one decoded block.
@@ -95,9 +89,9 @@ func serveCold(args []string) error {
 	done := make(chan error, 1)
 	go func() { done <- s.Run(ctx) }()
 	fmt.Println(s.Addr())
-	before := cpu()
+	before := bench.CPU()
 	_, _ = io.Copy(io.Discard, os.Stdin)
-	fmt.Println(cpu() - before)
+	fmt.Println((bench.CPU() - before).Nanoseconds())
 	cancel()
 	return <-done
 }

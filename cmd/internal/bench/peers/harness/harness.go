@@ -6,10 +6,11 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"slices"
 	"strconv"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/moldtape/moldtape/cmd/internal/bench"
 )
 
 // TwoCores are the first two cores that this process may use: one is the
@@ -44,14 +45,8 @@ func Load() string {
 	return fmt.Sprintf("%.14s", load)
 }
 
-// Median is the middle one of the values; of none, 0.
-func Median(v []float64) float64 {
-	if len(v) == 0 {
-		return 0
-	}
-	v = slices.Sorted(slices.Values(v))
-	return v[len(v)/2]
-}
+// Median is bench.Median.
+func Median(v []float64) float64 { return bench.Median(v) }
 
 // Reached says whether a goal is.
 func Reached(ok bool) string {

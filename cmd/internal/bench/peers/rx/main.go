@@ -19,8 +19,6 @@ import (
 	"os"
 	"strconv"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/moldtape/moldtape/moldcast/mcast"
 )
 
@@ -85,11 +83,4 @@ func send(size string) error {
 		batch[len(batch)-1][0] = 0
 	}
 	return nil
-}
-
-// cpu is the CPU time of this process in seconds.
-func cpu() float64 {
-	var r unix.Rusage
-	_ = unix.Getrusage(unix.RUSAGE_SELF, &r)
-	return float64(r.Utime.Nano()+r.Stime.Nano()) / 1e9
 }

@@ -11,6 +11,7 @@ import (
 	"golang.org/x/net/ipv4"
 	"golang.org/x/sys/unix"
 
+	"github.com/moldtape/moldtape/cmd/internal/bench"
 	"github.com/moldtape/moldtape/moldcast/mcast"
 )
 
@@ -35,8 +36,8 @@ func receive(how string) error {
 		return err
 	}
 	fmt.Println("ready")
-	allocs, began := mallocs(), cpu()
-	for in := bufio.NewScanner(os.Stdin); in.Scan(); allocs, began = mallocs(), cpu() {
+	allocs, began := mallocs(), bench.CPU()
+	for in := bufio.NewScanner(os.Stdin); in.Scan(); allocs, began = mallocs(), bench.CPU() {
 		got := 0
 		for end := false; !end; {
 			var n int
@@ -45,8 +46,8 @@ func receive(how string) error {
 			}
 			got += n
 		}
-		took := cpu() - began
-		fmt.Printf("%d %.6f %d\n", got, took, mallocs()-allocs)
+		took := bench.CPU() - began
+		fmt.Printf("%d %.6f %d\n", got, took.Seconds(), mallocs()-allocs)
 	}
 	runtime.KeepAlive(sink)
 	return nil
