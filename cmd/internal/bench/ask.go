@@ -1,8 +1,8 @@
 package bench
 
 import (
+	"context"
 	"errors"
-	"fmt"
 	"math/rand/v2"
 	"net/netip"
 	"time"
@@ -46,10 +46,11 @@ func (a Asked) PerSecond(n int) float64 { return float64(n) / a.Took.Seconds() }
 // requests in flight, a quarter of them sent at a time: one by one it is system
 // calls that are measured. Nothing is lost on lo: where something is not
 // answered, that is an error after a minute.
-func (a *Asker) Ask(window int, d time.Duration, next func() (moldcast.Seq, uint16, bool)) (r Asked, err error) {
+func (a *Asker) Ask(ctx context.Context, window int, d time.Duration, next func() (moldcast.Seq, uint16, bool)) (r Asked, err error) {
 	began := time.Now()
 	stuck := time.AfterFunc(d+time.Minute, func() { a.Conn.Close() })
 	defer stuck.Stop()
+	defer context.AfterFunc(ctx, func() { a.Conn.Close() })()
 	free, over := window, false
 	for !over || free < window {
 		k := 0
@@ -96,19 +97,15 @@ func (a *Asker) Ask(window int, d time.Duration, next func() (moldcast.Seq, uint
 }
 
 // AskHot asks for as much as fits, anywhere in [1, count].
-func AskHot(to string, session moldcast.Session, count, window int, d time.Duration) (Asked, error) {
-	addr, err := netip.ParseAddrPort(to)
-	if err != nil {
-		return Asked{}, fmt.Errorf("%q: %w", to, err)
-	}
-	a, err := NewAsker(addr, session)
+func AskHot(ctx context.Context, to netip.AddrPort, session moldcast.Session, count, window int, d time.Duration) (Asked, error) {
+	a, err := NewAsker(to, session)
 	if err != nil {
 		return Asked{}, err
 	}
 	defer a.Conn.Close()
 	for q := moldcast.Seq(1); q <= moldcast.Seq(count); { // all is decoded then
 		from := q
-		if _, err := a.Ask(1, 0, func() (moldcast.Seq, uint16, bool) {
+		if _, err := a.Ask(ctx, 1, 0, func() (moldcast.Seq, uint16, bool) {
 			ok := q == from
 			q += 2000
 			return from, 34, ok
@@ -121,7 +118,7 @@ func AskHot(to string, session moldcast.Session, count, window int, d time.Durat
 	// within a millisecond.
 	firsts := rand.New(rand.NewPCG(1, 2)).Perm(count - 100)
 	i := -1
-	return a.Ask(window, d, func() (moldcast.Seq, uint16, bool) {
+	return a.Ask(ctx, window, d, func() (moldcast.Seq, uint16, bool) {
 		i = (i + 1) % len(firsts)
 		return moldcast.Seq(1 + firsts[i]), 100, true
 	})

@@ -2,6 +2,7 @@ package bench
 
 import (
 	"bytes"
+	"context"
 	"fmt"
 	"os/exec"
 	"runtime"
@@ -43,7 +44,7 @@ func (r *FormResult) Speeds(f *Feed) (encode, decode float64) {
 // turn, until rounds are done, or for at least one round until more says false.
 // Plans are learned from the first block, and anew where the encoder asks for
 // it, outside of the time that is taken.
-func MeasureForms(f *Feed, forms []Form, size, rounds int, more func() bool) ([]FormResult, error) {
+func MeasureForms(ctx context.Context, f *Feed, forms []Form, size, rounds int, more func() bool) ([]FormResult, error) {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	blocks, err := cut(f, size)
@@ -59,7 +60,7 @@ func MeasureForms(f *Feed, forms []Form, size, rounds int, more func() bool) ([]
 	for n := 0; n < rounds && (n == 0 || more == nil || more()); n++ {
 		for i, form := range forms {
 			results[i].Form = form
-			if err := results[i].round(blocks, size, dec); err != nil {
+			if err := results[i].round(ctx, blocks, size, dec); err != nil {
 				return nil, fmt.Errorf("%s: %w", form.Name, err)
 			}
 		}
@@ -87,7 +88,7 @@ func cut(f *Feed, size int) (out []*block.Block, err error) {
 }
 
 // round encodes and decodes all blocks once.
-func (r *FormResult) round(blocks []*block.Block, size int, dec *block.Decoder) error {
+func (r *FormResult) round(ctx context.Context, blocks []*block.Block, size int, dec *block.Decoder) error {
 	enc, err := block.NewEncoder(block.EncoderOptions{BlockSize: size, Level: r.Level})
 	if err != nil {
 		return err
@@ -103,6 +104,9 @@ func (r *FormResult) round(blocks []*block.Block, size int, dec *block.Decoder) 
 	}
 	var encode, decode time.Duration
 	for _, b := range blocks {
+		if ctx.Err() != nil {
+			return ctx.Err()
+		}
 		start := ThreadCPU()
 		header, body := enc.EncodeBlock(buf[:0], b, block.EncodeOptions{})
 		encode += ThreadCPU() - start

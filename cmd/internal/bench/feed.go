@@ -15,6 +15,7 @@ import (
 	"github.com/moldtape/moldtape/cmd/internal/binaryfile"
 	"github.com/moldtape/moldtape/cmd/internal/itch"
 	"github.com/moldtape/moldtape/moldcast"
+	"github.com/moldtape/moldtape/store"
 )
 
 // Feed is the messages of one session, packet by packet, in memory.
@@ -101,6 +102,38 @@ func (f *Feed) Pcap() ([]byte, error) {
 	}
 	err = w.Flush()
 	return out.Bytes(), err
+}
+
+// FeedOf is what a recording holds from its first message on, up to most
+// framed bytes; holes are passed over.
+func FeedOf(name string, v *store.View, most int) (*Feed, error) {
+	f := &Feed{Name: name}
+	c := v.Cursor(0)
+	defer c.Close()
+	for len(f.Rows) < most {
+		p, err := c.Next()
+		var hole *moldcast.HoleError
+		switch {
+		case errors.As(err, &hole):
+		case err != nil:
+			return f, end(err)
+		default:
+			f.Add(p.Msgs.Framed(), p.Msgs.Len(), p.Time)
+		}
+	}
+	return f, nil
+}
+
+// Cut leaves the packets that fit into most framed bytes, at least one.
+func (f *Feed) Cut(most int) {
+	n, count, bytes := 0, 0, 0
+	for _, p := range f.Pieces {
+		if n > 0 && bytes+len(p.Msgs.Framed()) > most {
+			break
+		}
+		n, count, bytes = n+1, count+p.Msgs.Len(), bytes+len(p.Msgs.Framed())
+	}
+	f.Pieces, f.Count, f.Rows = f.Pieces[:n], count, f.Rows[:bytes]
 }
 
 // session is under which name everything is measured.

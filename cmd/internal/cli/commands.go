@@ -5,6 +5,7 @@ import "github.com/spf13/cobra"
 // commands is every command of moldtape, in the order of help.
 var commands = []func(*env) *cobra.Command{
 	newDemoCmd,
+	newBenchCmd,
 	newPublishCmd,
 	newListenCmd,
 	newCaptureCmd,

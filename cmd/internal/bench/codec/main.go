@@ -17,6 +17,7 @@
 package main
 
 import (
+	"context"
 	"errors"
 	"flag"
 	"fmt"
@@ -59,7 +60,7 @@ func main() {
 		if f.Count < fewest {
 			return
 		}
-		results, err := bench.MeasureForms(f, bench.Forms, *size<<10, *rounds, nil)
+		results, err := bench.MeasureForms(context.Background(), f, bench.Forms, *size<<10, *rounds, nil)
 		if err == nil {
 			err = show(f, results)
 		}

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"context"
 	"encoding/json"
 	"errors"
 	"flag"
@@ -114,11 +115,11 @@ func (b *trials) hot() error {
 		if err != nil {
 			return err
 		}
-		var up struct{ Retransmit string }
+		var up struct{ Retransmit netip.AddrPort }
 		if err := json.Unmarshal([]byte(ready), &up); err != nil {
 			return err
 		}
-		r, err := bench.AskHot(up.Retransmit, session, hotCount, inFlight, b.d)
+		r, err := bench.AskHot(context.Background(), up.Retransmit, session, hotCount, inFlight, b.d)
 		if _, serr := own.stop(); err != nil || serr != nil {
 			return errors.Join(err, serr)
 		}
@@ -166,7 +167,7 @@ func (b *trials) cold() error {
 			return err
 		}
 		i := 0
-		r, err := a.Ask(1, 0, func() (moldcast.Seq, uint16, bool) {
+		r, err := a.Ask(context.Background(), 1, 0, func() (moldcast.Seq, uint16, bool) {
 			if i++; i > len(firsts) {
 				return 0, 0, false
 			}
