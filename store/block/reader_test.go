@@ -135,14 +135,7 @@ func (r *secondReader) read(header, body []byte) (runs []secondRun, pieces []fla
 			t.Fatalf("second reader: checksum of section %d", tag)
 		}
 		body = r.b
-		if tag == 6 && r.log != nil {
-			if codec != 0 || flags != 0 || len(data) != int(raw) {
-				t.Fatal("second reader: form of the line log")
-			}
-			r.log.data = data
-			continue
-		}
-		if tag > 5 {
+		if tag > 6 || tag == 6 && r.log == nil {
 			if flags&1 == 1 {
 				t.Fatalf("second reader: required section %d", tag)
 			}
@@ -162,6 +155,10 @@ func (r *secondReader) read(header, body []byte) (runs []secondRun, pieces []fla
 		}
 		if len(data) != int(raw) {
 			t.Fatalf("second reader: length of section %d", tag)
+		}
+		if tag == 6 {
+			r.log.data = data
+			continue
 		}
 		section[tag] = data
 		if tag >= 2 {
