@@ -538,6 +538,12 @@ func (o output) Covers(s *arbiter.Session, r moldcast.Range) (moldcast.Range, bo
 
 func (o output) Mark(s *arbiter.Session, m moldcast.Mark) { o.sink(s).Mark(m) }
 
+func (o output) Heard(s *arbiter.Session, h moldcast.Heard) {
+	if o.c.cfg.LineLog {
+		s.Ref.(*session).sink.Heard(h)
+	}
+}
+
 func (o output) Hole(s *arbiter.Session, h moldcast.Hole) {
 	o.sink(s).Hole(h)
 	if c := o.c; c.alarm(&c.holeAlarm) {

@@ -33,6 +33,7 @@ type memSink struct {
 }
 
 type memSession struct {
+	heard  []moldcast.Heard
 	sink   *memSink
 	take   int
 	mu     sync.Mutex // of msgs
@@ -74,6 +75,7 @@ func (x *memSession) Take() int                { return x.take }
 func (x *memSession) Held() moldcast.Held      { return x.held }
 func (x *memSession) Start(first moldcast.Seq) { x.start = first }
 func (x *memSession) Mark(m moldcast.Mark)     { x.marks = append(x.marks, m) }
+func (x *memSession) Heard(h moldcast.Heard)   { x.heard = append(x.heard, h) }
 func (x *memSession) Withdraw()                { x.withdrawn++ }
 func (x *memSession) Supersede(by string)      { x.by = by }
 func (x *memSession) Share(take int, ranges []moldcast.Range) error {

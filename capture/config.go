@@ -68,7 +68,10 @@ type Config struct {
 	Stall        bool          // never give a gap up
 	// Feed is what the sender does; its Covers is CoversChannel here: lines with
 	// numbers of their own are channels of their own.
-	Feed              moldcast.Feed
+	Feed moldcast.Feed
+	// LineLog has the sink told of every datagram that a line brings.
+	LineLog bool
+
 	HeartbeatInterval time.Duration // how often an idle line is heard; default 1 s
 
 	Start arbiter.Start // where a session that is not held yet begins

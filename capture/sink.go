@@ -31,6 +31,9 @@ type SessionSink interface {
 	Holes() int
 	// Mark records a heartbeat or End of Session.
 	Mark(m moldcast.Mark)
+	// Heard takes a datagram of a line into the line log, before what of it is
+	// stored; with Config.LineLog only.
+	Heard(h moldcast.Heard)
 	// Withdraw takes back the End of Session that was recorded last.
 	Withdraw()
 	// Supersede records that the sender goes on as another take or session, by

@@ -247,11 +247,11 @@ func minTime(a, b time.Time) time.Time {
 // REQUIRES: mu.
 func (w *Writer) dirtyNow(c *committer) bool { return w.dirty && c.cur != nil }
 
-// unwritten is the oldest block with messages that was not handed over to be
-// written; it may be the open one. REQUIRES: mu.
+// unwritten is the oldest block with messages, or much of a line log, that was
+// not handed over to be written; it may be the open one. REQUIRES: mu.
 func (c *committer) unwritten() *memBlock {
 	for _, m := range c.w.s.mem {
-		if m.state < blockSubmitted && m.b.Pieces() > 0 {
+		if m.state < blockSubmitted && (m.b.Pieces() > 0 || m.b.HeardCount() >= heardAlone) {
 			return m
 		}
 	}

@@ -118,7 +118,7 @@
 //
 //	'h' first u64          header of a block (package block); first is its lowest sequence
 //	'b' first u64          its body
-//	'm' id u64             a block of heartbeats and ends alone: u32 length of header, header, body
+//	'm' id u64             a block without messages, of heartbeats, ends and line log: u32 length of header, header, body
 //	't' id, n              tail record: pieces of block id, not yet written
 //	'o' time u64, first u64   hole record (JSON); the newest for a sequence holds
 //	'f' time u64, first u64   record of what was brought in later, and from where (JSON)
@@ -183,6 +183,27 @@
 // before goes to the old one, which is sealed behind the pipeline. Append
 // never waits for a disk: at QueueBytes it answers ErrBusy (or waits, with
 // Options.Wait).
+//
+// # Line log
+//
+// Writer.Heard takes every datagram of a line, to be replayed as it was heard.
+// It belongs to the block that is open when it is heard, whatever it brings: a
+// late copy of line B is in the log of a later block than its messages. It waits
+// without a lock, 256 datagrams at most, until something is stored or marked, so
+// that a packet and what the log says of it lie in one block. Memory is bounded
+// by QueueBytes together with messages, which may have the last quarter alone:
+// what has no room is counted as lost in the part. A block is cut at one
+// datagram for two bytes of BlockSize, and at 2^17.
+//
+// The log is durable with its block, not before: tail records have none of it,
+// and Flush does not wait for it. After a crash the parts of blocks that were
+// written are there, and what tail records bring back is stored under no log.
+// Parts count datagrams from the first of a Writer, and Close ends its log, so
+// that View.Log can say of all that is missing where it is: lost, pruned, cut
+// short, or stored under none. A merge moves parts with the blocks that they
+// were in, never mixes in a block what was stored under a log and what was not,
+// and compares the datagrams that came out with those that went in. A fill, a
+// repair and a patch were heard on no line, and have no log.
 //
 // # Merging
 //

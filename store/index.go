@@ -18,6 +18,7 @@ type index struct {
 	runs   []runRef // by sequence; those of a block need not lie together
 	marks  []markRef
 	bad    []badHeader
+	logs   []logRef
 
 	patches []moldcast.Range // what blocks hold that replace damaged ones
 
@@ -38,6 +39,7 @@ type blockRef struct {
 	codec            block.Codec
 	minTime, maxTime moldcast.Stamp
 	markMin, markMax moldcast.Seq // zero without marks
+	logged           bool         // it has a part of a line log
 }
 
 // memory is at most what the block takes decoded.
@@ -54,6 +56,13 @@ type runRef struct {
 type markRef struct {
 	id               uint64
 	markMin, markMax moldcast.Seq
+}
+
+// logRef is a block with a line log.
+type logRef struct {
+	first moldcast.Seq // its key; 0: id is that of one without messages
+	id    uint64
+	parts []block.LogPart
 }
 
 // badHeader is a header that cannot be read.
@@ -75,6 +84,13 @@ func (x *index) add(h *block.Header, id uint64) {
 		}
 	}
 	x.bytesStored += uint64(h.StoredLen)
+	if h.Log != nil {
+		l := logRef{id: id, parts: h.Log.Parts}
+		if h.Messages > 0 {
+			l.first = h.First()
+		}
+		x.logs = append(x.logs, l)
+	}
 	if h.Messages == 0 {
 		x.marks = append(x.marks, markRef{id: id, markMin: h.MarkMin, markMax: h.MarkMax})
 		return
@@ -89,7 +105,7 @@ func (x *index) add(h *block.Header, id uint64) {
 	blk := int32(len(x.blocks))
 	x.blocks = append(x.blocks, blockRef{
 		first: h.First(), messages: h.Messages, patch: h.Patch, raw: h.RawLen, stored: h.StoredLen, codec: h.Codec,
-		minTime: h.MinTime, maxTime: h.MaxTime, markMin: h.MarkMin, markMax: h.MarkMax,
+		minTime: h.MinTime, maxTime: h.MaxTime, markMin: h.MarkMin, markMax: h.MarkMax, logged: h.Log != nil,
 	})
 	if h.Patch {
 		x.patches = append(x.patches, h.Runs...)

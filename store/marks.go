@@ -11,13 +11,7 @@ type markFilter struct {
 	head   moldcast.Seq // highest sequence of a mark stored before this writer
 	last   moldcast.Seq // the last one asked for: its blocks are loaded
 	seen   map[moldcast.Mark]struct{}
-	loaded map[markKey]struct{}
-}
-
-type markKey struct {
-	seg   *segment
-	first moldcast.Seq // of a block with messages
-	id    uint64       // of one without
+	loaded map[blockPlace]struct{}
 }
 
 // takeMarks puts the marks that wait into the open block.
@@ -51,7 +45,7 @@ func (c *committer) takeMarks() {
 func (c *committer) recorded(k moldcast.Mark) bool {
 	f := &c.w.markFilter
 	if f.seen == nil {
-		f.seen, f.loaded = map[moldcast.Mark]struct{}{}, map[markKey]struct{}{}
+		f.seen, f.loaded = map[moldcast.Mark]struct{}{}, map[blockPlace]struct{}{}
 	}
 	if f.last != k.Next {
 		c.loadMarks(k.Next)
@@ -72,7 +66,7 @@ func (c *committer) tryMarks(q moldcast.Seq) (again bool) {
 	w := c.w
 	s := w.s
 	f := &w.markFilter
-	var todo []markKey
+	var todo []blockPlace
 	s.mu.Lock()
 	segs := append([]*segment(nil), s.segs...)
 	s.mu.Unlock()
@@ -86,7 +80,7 @@ func (c *committer) tryMarks(q moldcast.Seq) (again bool) {
 			continue
 		}
 		s.mu.Lock()
-		add := func(k markKey, lo, hi moldcast.Seq) {
+		add := func(k blockPlace, lo, hi moldcast.Seq) {
 			if _, have := f.loaded[k]; !have && lo != 0 && lo <= q && q <= hi {
 				f.loaded[k] = struct{}{}
 				todo = append(todo, k)
@@ -94,10 +88,10 @@ func (c *committer) tryMarks(q moldcast.Seq) (again bool) {
 		}
 		for i := range x.blocks {
 			b := &x.blocks[i]
-			add(markKey{seg: g, first: b.first}, b.markMin, b.markMax)
+			add(blockPlace{seg: g, first: b.first}, b.markMin, b.markMax)
 		}
 		for _, m := range x.marks {
-			add(markKey{seg: g, id: m.id}, m.markMin, m.markMax)
+			add(blockPlace{seg: g, id: m.id}, m.markMin, m.markMax)
 		}
 		s.mu.Unlock()
 	}
@@ -124,11 +118,4 @@ func (c *committer) tryMarks(q moldcast.Seq) (again bool) {
 		}
 	}
 	return again
-}
-
-func (k markKey) decode(t *table, dec *block.Decoder, into *block.Block) error {
-	if k.first != 0 {
-		return k.seg.decode(t, k.first, dec, into)
-	}
-	return k.seg.decodeMarks(t, k.id, dec, into)
 }

@@ -36,6 +36,7 @@ type kept struct {
 	Captures []CaptureInfo
 	Lines    []LineInfo
 	Marks    []moldcast.Mark
+	Log      [3][]moldcast.Heard // by line
 	Root     []RunHash
 	Groups   []string
 	First    moldcast.Seq
@@ -89,6 +90,14 @@ func keep(t testing.TB, a *Archive, r Ref) (k kept) {
 	if k.Root, err = Root(t.Context(), v, moldcast.Range{First: 0, Next: ^moldcast.Seq(0)}); err != nil {
 		t.Fatal(err)
 	}
+	if l, err := v.Log(); err == nil {
+		for line := range k.Log {
+			k.Log[line] = heardOn(t, l, line, 0)
+		}
+		if m := l.Missing(); len(m) > 0 {
+			t.Fatalf("the log lacks %+v", m)
+		}
+	}
 	dec, err := block.NewDecoder(block.DecoderOptions{})
 	if err != nil {
 		t.Fatal(err)
@@ -138,7 +147,15 @@ func merges(t testing.TB, a *Archive, r Ref) (merged, left []string) {
 // scatter is what a feed with losses and islands brings, to be stored in the
 // same way again and again.
 func scatter(t *rapid.T, first moldcast.Seq) (ops []func(w *Writer) error) {
+	logged, late := rapid.Bool().Draw(t, "line log"), rapid.SampledFrom([]uint8{0, 1, 2}).Draw(t, "late line")
 	put := func(p moldcast.Piece) {
+		if h := heardAs(p); logged && p.Flags == 0 {
+			ops = append(ops, func(w *Writer) error { w.Heard(h); return nil })
+			if again := h; p.First%7 != 0 {
+				again.Stamp, again.Line = h.Stamp+moldcast.Stamp(p.First%100), late
+				defer func() { ops = append(ops, func(w *Writer) error { w.Heard(again); return nil }) }()
+			}
+		}
 		ops = append(ops, func(w *Writer) error { _, err := w.Append(p); return err })
 	}
 	next := first

@@ -42,7 +42,11 @@ type merger struct {
 
 	out   *block.Builder
 	patch bool
-	marks []moldcast.Mark // that wait for the block that is made, or the next
+	log   map[moldcast.Seq]block.LogPart // where the log of a block begins, by its key
+	live  bool                           // out has something that was heard live
+	now   *block.LogPart                 // where the log of that began; nil: it was stored under none
+	marks []moldcast.Mark                // that wait for the block that is made, or the next
+	logs  mergedLogs                     // likewise
 	buf   []byte
 
 	bodies  []string // tables
@@ -121,6 +125,10 @@ func (m *merger) write(pace *mergePace) error {
 		return err
 	}
 	m.taken = make([]bool, len(m.x.blocks))
+	m.log = map[moldcast.Seq]block.LogPart{}
+	for _, l := range m.x.logs {
+		m.log[l.first] = block.LogPart{ID: l.parts[0].ID, Before: l.parts[0].Before}
+	}
 	if m.meta, err = m.table(0); err != nil {
 		return err
 	}
@@ -221,6 +229,18 @@ func (m *merger) run(r *runRef, pace *mergePace) error {
 		}
 		m.patch = patch
 	}
+	if r.times.Live { // what was stored under a log, and what was not, stays apart
+		var now *block.LogPart
+		if l, ok := m.log[m.x.blocks[r.blk].first]; ok {
+			now = &l
+		}
+		if m.live && (now == nil) != (m.now == nil) {
+			if err := m.cut(pace); err != nil {
+				return err
+			}
+		}
+		m.live, m.now = true, now
+	}
 	i, held := b.Find(r.r.First)
 	for ; held && i < b.Pieces(); i++ {
 		p := b.PieceAt(i)
@@ -238,7 +258,7 @@ func (m *merger) run(r *runRef, pace *mergePace) error {
 			return fmt.Errorf("%v: %w", p.Range(), err)
 		}
 		m.sum.piece(p)
-		if m.out.RawSize() >= m.a.o.BlockSize || m.out.Pieces() >= m.a.o.BlockSize/8 || len(m.marks) >= marksOfMerge {
+		if m.out.RawSize() >= m.a.o.BlockSize || m.out.Pieces() >= m.a.o.BlockSize/8 || len(m.marks) >= marksOfMerge || m.logs.heard >= heardOfMerge {
 			if err := m.cut(pace); err != nil {
 				return err
 			}
@@ -267,6 +287,7 @@ func (m *merger) block(r *runRef) (*block.Block, error) {
 	if !m.taken[r.blk] {
 		m.taken[r.blk] = true
 		m.marks = append(m.marks, b.Marks()...)
+		m.logs.add(b)
 	}
 	return b, nil
 }
@@ -280,6 +301,11 @@ func (m *merger) cut(pace *mergePace) error {
 	raw := int64(m.out.RawSize())
 	if err := m.takeMarks(); err != nil {
 		return err
+	}
+	if m.live && m.now != nil && !m.out.Logged() {
+		if err := m.out.BeginLog(*m.now); err != nil {
+			return err
+		}
 	}
 	h, header, body, err := m.encode()
 	if err != nil {
@@ -308,7 +334,8 @@ func (m *merger) cut(pace *mergePace) error {
 	return pace.did(raw)
 }
 
-// takeMarks puts marks into the block that is made, as many as it takes.
+// takeMarks puts marks and line logs into the block that is made, as many as it
+// takes.
 func (m *merger) takeMarks() error {
 	slices.SortStableFunc(m.marks, func(x, y moldcast.Mark) int {
 		switch {
@@ -327,7 +354,10 @@ func (m *merger) takeMarks() error {
 		m.sum.mark(k)
 	}
 	m.marks = m.marks[:copy(m.marks, m.marks[n:])]
-	return nil
+	if m.live && m.now == nil && m.out.Pieces() > 0 {
+		return nil // its messages were stored under no log: it gets none
+	}
+	return m.logs.take(m.out, &m.sum)
 }
 
 // encode is the stored form of the block that is made, valid until the next.
@@ -364,13 +394,14 @@ func (m *merger) looseMarks() error {
 			return fmt.Errorf("marks %d: %w", k.id, err)
 		}
 		m.marks = append(m.marks, b.Marks()...)
-		if len(m.marks) >= marksOfMerge {
+		m.logs.add(&b)
+		if len(m.marks) >= marksOfMerge || m.logs.heard >= heardOfMerge {
 			if err := put(); err != nil {
 				return err
 			}
 		}
 	}
-	for len(m.marks) > 0 {
+	for len(m.marks) > 0 || len(m.logs.parts) > 0 {
 		if err := put(); err != nil {
 			return err
 		}
@@ -423,6 +454,7 @@ func (m *merger) readBack(pace *mergePace) error {
 			for _, x := range b.Marks() {
 				sum.mark(x)
 			}
+			sum.log(&b)
 			m.idx.add(&h, id)
 			if err := pace.did(0); err != nil {
 				return err
@@ -459,9 +491,10 @@ func (m *merger) ingest(db *pebble.DB) error {
 // of pieces covers all that is stored of them.
 type mergeSum struct {
 	content, others hash.Hash
+	heard           heardSum
 }
 
-func newMergeSum() mergeSum { return mergeSum{sha256.New(), sha256.New()} }
+func newMergeSum() mergeSum { return mergeSum{content: sha256.New(), others: sha256.New()} }
 
 func (s *mergeSum) piece(p moldcast.Piece) {
 	var b [31]byte
@@ -489,7 +522,7 @@ func (s *mergeSum) record(k, v []byte) {
 }
 
 func (s *mergeSum) equal(o *mergeSum) bool {
-	return bytes.Equal(s.content.Sum(nil), o.content.Sum(nil)) && bytes.Equal(s.others.Sum(nil), o.others.Sum(nil))
+	return s.heard == o.heard && bytes.Equal(s.content.Sum(nil), o.content.Sum(nil)) && bytes.Equal(s.others.Sum(nil), o.others.Sum(nil))
 }
 
 // tableOut is a table that is written.

@@ -103,13 +103,16 @@ const (
 	blockDurable
 )
 
-// size is what m counts for in the bounds of memory: framed bytes and the
-// index of its pieces.
+// size is what m counts for in the bounds of memory: framed bytes, the index of
+// its pieces, and its line log.
 func (m *memBlock) size() int64 {
-	return int64(m.b.RawSize()) + pieceCost*int64(m.b.Pieces())
+	return int64(m.b.RawSize()) + pieceCost*int64(m.b.Pieces()) + heardCost*int64(m.b.HeardCount())
 }
 
-const pieceCost = 48
+const (
+	pieceCost = 48
+	heardCost = 24
+)
 
 // first is where the session begins: the lowest of what is stored and what
 // Start put on record; without either, what a heartbeat said; else 0. Once

@@ -20,7 +20,7 @@ import (
 const maxMarksIn = 1 << 16
 
 // Writer writes one recording. Append, Mark, Hole, Start and Lines belong to
-// one goroutine, the owner of the session; everything else may be called from
+// one goroutine, the owner of the session, and so does Heard; everything else may be called from
 // any. What they store is readable at once through a View, and durable within
 // Options.Sync.
 //
@@ -84,6 +84,8 @@ type Writer struct {
 	mergeAtClose int64      // raw bytes that the sealer may yet merge while closing
 
 	markFilter markFilter
+
+	heard heardLog // of the owner's goroutine, and behind it Close's
 }
 
 // record is one metadata record.
@@ -294,6 +296,7 @@ func (w *Writer) Append(p moldcast.Piece) (stored int, err error) {
 	if e := s.facts.Ending; e != nil && e.By != "" && p.Range().Next > s.head() {
 		w.revise(func(e *ending) { e.By = "" })
 	}
+	w.takeHeard()
 	for r := p.Range(); !r.Empty(); {
 		part, held := s.cov.Cut(r)
 		q := p
@@ -373,9 +376,12 @@ func (w *Writer) store(q moldcast.Piece, patch bool) error {
 	}
 	m, r := w.open, q.Range()
 	if m.b.Pieces() == 1 {
-		m.begun = time.Now()
+		if m.b.HeardCount() == 0 {
+			m.begun = time.Now()
+		}
 		w.signal()
 	}
+	w.logOf(m)
 	m.cov.Add(r)
 	s.firm.lower(r.First)
 	m.unsynced.Add(r)
@@ -534,6 +540,7 @@ func (w *Writer) Mark(k moldcast.Mark) {
 	w.marksIn = append(w.marksIn, k)
 	w.touch()
 	w.publish()
+	w.takeHeard()
 }
 
 // Withdraw takes back the End of Session on record: it was not the sender's.
@@ -722,6 +729,7 @@ func (w *Writer) Close() error {
 		w.pipeline.Wait()
 		return ErrClosed
 	}
+	w.endLog()
 	w.closing = true
 	close(w.quit)
 	w.done.Broadcast()

@@ -24,6 +24,7 @@ func (o *discard) Covers(_ *Session, r moldcast.Range) (moldcast.Range, bool) {
 }
 func (o *discard) Room(*Session) bool                     { return true }
 func (o *discard) Mark(*Session, moldcast.Mark)           {}
+func (o *discard) Heard(*Session, moldcast.Heard)         {}
 func (o *discard) Hole(*Session, moldcast.Hole)           {}
 func (o *discard) Ended(*Session)                         {}
 func (o *discard) Withdrawn(*Session)                     {}

@@ -74,6 +74,7 @@ func stampStr(t moldcast.Stamp) string {
 // recorder is the Output of tests: it logs, keeps what was stored, and fails
 // the test when a message is stored twice or with other bytes than sent.
 type recorder struct {
+	heard  []moldcast.Heard
 	t      tester
 	logf   func(format string, args ...any)
 	sent   func(s moldcast.Session, q moldcast.Seq, data string) bool // whether those are the bytes of q
@@ -195,6 +196,8 @@ func (r *recorder) Covers(s *Session, q moldcast.Range) (moldcast.Range, bool) {
 func (r *recorder) Mark(s *Session, m moldcast.Mark) {
 	r.logf("mark %v %v %d %s time %s", s.Name(), m.Kind, m.Next, lineName(int(m.Line)), stampStr(m.Stamp))
 }
+
+func (r *recorder) Heard(s *Session, h moldcast.Heard) { r.heard = append(r.heard, h) }
 
 func (r *recorder) Hole(s *Session, h moldcast.Hole) {
 	r.logf("hole %v %v %s time %s between %s and %s", s.Name(), h.Range, h.Reason, stampStr(h.Time), stampStr(h.Before), stampStr(h.After))

@@ -26,6 +26,9 @@ type Output interface {
 	// Mark reports a heartbeat or End of Session of a line, whenever one that
 	// is believed comes. An End is accepted only at Ended.
 	Mark(s *Session, m moldcast.Mark)
+	// Heard reports a datagram of a line that is believed, before what becomes of
+	// it: all that LineStats count, and those dropped for a conflict.
+	Heard(s *Session, h moldcast.Heard)
 	// Hole reports a range whose budget is spent, each once.
 	Hole(s *Session, h moldcast.Hole)
 	// Ended reports that an End of Session was heard and that everything up to

@@ -318,7 +318,7 @@ func (a *Arbiter) settle(k kept, t *track, s *Session, p moldcast.Packet, inRun 
 				return
 			}
 		}
-		a.conflicting(k, t, s, r, inRun, j)
+		a.conflicting(k, t, s, p, inRun, j)
 		return
 	}
 	a.c.Uncompared += uint64(j.unknown)
@@ -350,11 +350,14 @@ func (a *Arbiter) settle(k kept, t *track, s *Session, p moldcast.Packet, inRun 
 	if inRun && j.unknown == 0 {
 		t.run.agreed.Add(r)
 	}
+	a.hear(k, t, s, p, 0)
 	a.process(k.now, k.stamp, t.line, s, p, j.fresh == 0)
 }
 
 // conflicting drops a packet of which something is held with other bytes.
-func (a *Arbiter) conflicting(k kept, t *track, s *Session, r moldcast.Range, inRun bool, j judgement) {
+func (a *Arbiter) conflicting(k kept, t *track, s *Session, p moldcast.Packet, inRun bool, j judgement) {
+	r := p.Range()
+	a.hear(k, t, s, p, moldcast.Differs)
 	a.c.Packets++
 	s.heard = k.now
 	a.c.Duplicates += uint64(j.same + j.unknown)
@@ -389,7 +392,23 @@ func (a *Arbiter) control(k kept, t *track, s *Session, p moldcast.Packet) {
 	if p.Kind == moldcast.Heartbeat {
 		s.endAt = max(s.endAt, k.now)
 	}
+	a.hear(k, t, s, p, 0)
 	a.process(k.now, k.stamp, t.line, s, p, false)
+}
+
+// hear reports a packet of a line as it was on the wire.
+func (a *Arbiter) hear(k kept, t *track, s *Session, p moldcast.Packet, flags moldcast.HeardFlags) {
+	h := moldcast.Heard{Stamp: k.stamp, First: p.First, Turn: uint32(k.serial), Line: uint8(t.line), Flags: flags}
+	switch p.Kind {
+	case moldcast.Data:
+		h.Count = uint16(p.Msgs.Len())
+	case moldcast.End:
+		h.Count = moldcast.EndCount
+	}
+	if p.Kind == moldcast.Heartbeat && a.cfg.Feed.Heartbeats == moldcast.HeartbeatLast {
+		h.First-- // parse made it the next
+	}
+	a.out.Heard(s, h)
 }
 
 // lower takes note of where a source on a line is: the message at next is the

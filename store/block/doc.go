@@ -232,7 +232,7 @@
 //	       uv datagrams before, uv datagrams lost
 //	       u8 1 where the log ends here, else 0
 //	       u8 lines: one more than the highest that brought one, at most 64
-//	       uv datagrams, at most 2^18 in a block; if not 0:
+//	       uv datagrams, at most 2^17 in a block; if not 0:
 //	         sv lowest stamp - id, uv highest - lowest
 //
 // The section, stored as it is (codec 0):

@@ -14,7 +14,7 @@ import (
 
 // Limits of a line log.
 const (
-	MaxHeard    = 1 << 18 // datagrams of one block
+	MaxHeard    = 1 << 17 // datagrams of one block
 	maxLogParts = 1 << 12
 	maxLogLines = 64
 )
@@ -481,7 +481,7 @@ func maxLogRaw(l *LogInfo) int {
 }
 
 // needLog is about the memory that decoding l takes.
-func needLog(l *LogInfo) int { return 3*maxLogRaw(l) + 40*l.heard() }
+func needLog(l *LogInfo) int { return 512 + 80*l.heard() + 128*len(l.Parts) }
 
 // logReader reads the section of a line log. It keeps its buffers.
 type logReader struct {

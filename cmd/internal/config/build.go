@@ -160,6 +160,7 @@ func (n *Node) Capture() ([]capture.Config, []Problem) {
 		}
 		cfg.Windows = append(cfg.Windows, source)
 		names := c.Names()
+		cfg.LineLog = c.LineLog == "on" || c.LineLog == "auto" && len(cfg.Lines) == len(names)
 		if c.SequenceCovers != string(moldcast.CoversLine) {
 			out = append(out, cfg)
 			continue

@@ -88,6 +88,7 @@ type Channel struct {
 	NakRate      int
 	NakBudget    time.Duration
 	OnLoss       string
+	LineLog      string // auto, on, off
 	Start        string // "": beginning where there is a request server or a recovery peer, else live
 }
 
@@ -102,6 +103,9 @@ const (
 	CodecUsage  = "how blocks are compressed, `row|auto|dense|fast`: auto is dense, at half the bytes and more CPU, and fast while blocks wait, to be made dense when their segment is sealed"
 	VerifyUsage = "decode each block, and compare it with what it was made from, before it is stored"
 )
+
+// LineLogUsage says what --line-log does.
+const LineLogUsage = "keep when and on which line each datagram came, for replay --as-heard, `auto|on|off`: auto is on where there is one line, of which that costs next to nothing"
 
 // Default is a node of no channel.
 func Default() Node {
@@ -122,7 +126,7 @@ func DefaultChannel() Channel {
 		Heartbeats: string(moldcast.HeartbeatNext), HeartbeatInterval: time.Second, Snapshot: string(moldcast.NoSnapshot),
 		ReorderWait: 2 * time.Millisecond, ReorderBytes: Unset, RingBytes: Unset,
 		NakRetry: 2 * time.Millisecond, NakRate: defNakRate, NakBudget: 10 * time.Second,
-		Threshold: 10_000, OnLoss: "record",
+		Threshold: 10_000, OnLoss: "record", LineLog: "auto",
 	}
 }
 
@@ -202,6 +206,7 @@ func (c *Channel) Fields() []Field {
 		{"nak_rate", "nak-rate", "most requests a second, `N`: what the servers bear. They begin with 1000, and become more only while there is something to ask for and the answers come", integer{&c.NakRate}},
 		{"nak_budget", "nak-budget", "how long a gap is asked for before it is recorded as a hole", Duration{&c.NakBudget}},
 		{"on_loss", "on-loss", "`record|stall`: after the budget the hole is on record, or never given up", text{&c.OnLoss}},
+		{"line_log", "line-log", LineLogUsage, text{&c.LineLog}},
 		{"start", "start", "where a new session begins, `beginning|live` (default beginning where there is a request server or a recovery peer, else live)", text{&c.Start}},
 	}
 }

@@ -303,6 +303,7 @@ func (c *Channel) validate(at string, ps *problems) {
 	choice("heartbeats", c.Heartbeats, string(moldcast.HeartbeatNext), string(moldcast.HeartbeatLast), string(moldcast.HeartbeatNone))
 	choice("snapshot", c.Snapshot, string(moldcast.NoSnapshot), string(moldcast.SnapshotNext), string(moldcast.SnapshotLast))
 	choice("on_loss", c.OnLoss, "record", "stall")
+	choice("line_log", c.LineLog, "auto", "on", "off")
 	if c.Start != "" {
 		choice("start", c.Start, "beginning", "live")
 	}
