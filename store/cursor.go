@@ -27,20 +27,47 @@ type Cursor struct {
 	i    int
 	next moldcast.Seq
 
-	own  [ownBlocks]ownBlock
-	tick uint64 // of own
-	read int    // blocks decoded
+	own  lastBlocks[block.Block]
+	read int // blocks decoded
 	dec  *block.Decoder
 }
 
-// ownBlocks is how many decoded blocks a cursor keeps: where fills came late,
+// ownBlocks is how many decoded blocks a reader keeps: where fills came late,
 // the runs of a block and of the one or two that hold its fills alternate.
 const ownBlocks = 4
 
-type ownBlock struct {
-	key  blockKey // zero: nothing
-	used uint64
-	b    block.Block
+// lastBlocks are the decoded blocks that a reader keeps, the last ones used.
+type lastBlocks[T any] struct {
+	slots [ownBlocks]struct {
+		key  blockKey // zero: nothing
+		used uint64
+		b    T
+	}
+	tick uint64
+	free int // slot of get
+}
+
+// get is the block of k, if held; else room for it, which is to be decoded into
+// and then kept.
+func (o *lastBlocks[T]) get(k blockKey) (b *T, held bool) {
+	o.tick++
+	o.free = 0
+	for i := range o.slots {
+		s := &o.slots[i]
+		if s.key == k {
+			s.used = o.tick
+			return &s.b, true
+		}
+		if s.used < o.slots[o.free].used {
+			o.free = i
+		}
+	}
+	o.slots[o.free].key = blockKey{}
+	return &o.slots[o.free].b, false
+}
+
+func (o *lastBlocks[T]) keep(k blockKey) {
+	o.slots[o.free].key, o.slots[o.free].used = k, o.tick
 }
 
 // Seq is the sequence at which the next piece begins, or a hole.
@@ -197,17 +224,9 @@ func (c *Cursor) fill() error {
 // decode reads a block into one of the cursor's own: a scan does not push out
 // of the cache what is asked for again and again.
 func (c *Cursor) decode(k blockKey) (*block.Block, error) {
-	c.tick++
-	oldest := &c.own[0]
-	for i := range c.own {
-		o := &c.own[i]
-		if o.key == k { // another run of it
-			o.used = c.tick
-			return &o.b, nil
-		}
-		if o.used < oldest.used {
-			oldest = o
-		}
+	b, held := c.own.get(k)
+	if held { // another run of it
+		return b, nil
 	}
 	if c.dec == nil {
 		var err error
@@ -215,11 +234,10 @@ func (c *Cursor) decode(k blockKey) (*block.Block, error) {
 			return nil, err
 		}
 	}
-	oldest.key = blockKey{}
 	c.read++
-	if err := k.seg.decode(c.v.s.a.table, k.first, c.dec, &oldest.b); err != nil {
+	if err := k.seg.decode(c.v.s.a.table, k.first, c.dec, b); err != nil {
 		return nil, err
 	}
-	oldest.key, oldest.used = k, c.tick
-	return &oldest.b, nil
+	c.own.keep(k)
+	return b, nil
 }

@@ -32,14 +32,14 @@ type index struct {
 
 // blockRef is one block with messages.
 type blockRef struct {
-	first            moldcast.Seq // its key
-	messages         int
-	patch            bool
-	raw, stored      int
-	codec            block.Codec
-	minTime, maxTime moldcast.Stamp
-	markMin, markMax moldcast.Seq // zero without marks
-	logged           bool         // it has a part of a line log
+	first             moldcast.Seq // its key
+	messages, packets int
+	patch             bool
+	raw, stored       int
+	codec             block.Codec
+	minTime, maxTime  moldcast.Stamp
+	markMin, markMax  moldcast.Seq // zero without marks
+	logged            bool         // it has a part of a line log
 }
 
 // memory is at most what the block takes decoded.
@@ -104,7 +104,7 @@ func (x *index) add(h *block.Header, id uint64) {
 	x.bytesRaw += uint64(h.RawLen)
 	blk := int32(len(x.blocks))
 	x.blocks = append(x.blocks, blockRef{
-		first: h.First(), messages: h.Messages, patch: h.Patch, raw: h.RawLen, stored: h.StoredLen, codec: h.Codec,
+		first: h.First(), messages: h.Messages, packets: h.Packets, patch: h.Patch, raw: h.RawLen, stored: h.StoredLen, codec: h.Codec,
 		minTime: h.MinTime, maxTime: h.MaxTime, markMin: h.MarkMin, markMax: h.MarkMax, logged: h.Log != nil,
 	})
 	if h.Patch {

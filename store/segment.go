@@ -426,6 +426,11 @@ func (g *segment) use(t *table, fn func(db *pebble.DB) error) error {
 
 // decode reads and decodes one block.
 func (g *segment) decode(t *table, first moldcast.Seq, dec *block.Decoder, into *block.Block) error {
+	return g.readParsed(t, first, func(h block.Header, body []byte) error { return dec.Decode(h, body, into) })
+}
+
+// readParsed is read with the header parsed, and checked to be of that block.
+func (g *segment) readParsed(t *table, first moldcast.Seq, fn func(h block.Header, body []byte) error) error {
 	return g.read(t, first, func(header, body []byte) error {
 		h, err := block.ParseHeader(header)
 		if err != nil {
@@ -434,7 +439,7 @@ func (g *segment) decode(t *table, first moldcast.Seq, dec *block.Decoder, into 
 		if h.Session != g.id.Session || h.First() != first {
 			return errWrongKey
 		}
-		return dec.Decode(h, body, into)
+		return fn(h, body)
 	})
 }
 

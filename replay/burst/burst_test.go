@@ -144,12 +144,9 @@ func market() []moldcast.Stamp {
 func TestStress(t *testing.T) {
 	at := market()
 	for _, f := range []float64{1, 2, 3, 5} {
-		pl := new(Planner)
-		for _, part := range [][]moldcast.Stamp{at[len(at)/2:], at[:len(at)/2]} { // sessions come one by one
-			for _, t := range part {
-				pl.Add(t, 1)
-			}
-		}
+		r := newRecording(at[len(at)/2:], 700) // sessions come one by one
+		r.add(at[:len(at)/2], 900)
+		pl := NewPlanner(r.spans, r.read)
 		plan, err := pl.Plan(f)
 		if err != nil {
 			t.Fatal(err)
@@ -178,10 +175,12 @@ func TestStress(t *testing.T) {
 			t.Errorf("stress %v: %d of %d gaps within bursts are as they were", f, kept, gaps)
 		}
 	}
-	pl := new(Planner)
+	var few []moldcast.Stamp
 	for i := range 30 {
-		pl.Add(moldcast.Stamp(i)*100*ms, 2)
+		few = append(few, moldcast.Stamp(i)*100*ms, moldcast.Stamp(i)*100*ms)
 	}
+	r := newRecording(few, 7)
+	pl := NewPlanner(r.spans, r.read)
 	if _, err := pl.Plan(3.1); !errors.Is(err, ErrPlan) || err.Error() != "stress: the busiest second has 20 of 60 messages: want a factor of at most 3" {
 		t.Errorf("%v", err)
 	}
@@ -195,16 +194,15 @@ func TestStress(t *testing.T) {
 	}
 }
 
-// Bins grow wider instead of more: from one end of time to the other.
+// Bins are wider instead of more: from one end of time to the other.
 func TestPlannerIsBounded(t *testing.T) {
-	p := new(Planner)
-	for _, t := range []moldcast.Stamp{0, math.MaxInt64, math.MinInt64, 5} {
-		p.Add(t, 1)
+	r := newRecording([]moldcast.Stamp{0, math.MaxInt64, math.MinInt64, 5}, 2)
+	p := NewPlanner(r.spans, r.read)
+	if peak, err := p.Peak(); p.total != 4 || len(p.bins) > maxBins || peak != 2 || err != nil {
+		t.Errorf("%d in %d bins of %d, peak %d, %v", p.total, len(p.bins), p.width, peak, err)
 	}
-	if p.total != 4 || len(p.bins) > maxBins || p.peak(len(p.bins)) != 4 {
-		t.Errorf("%d in %d bins of %d", p.total, len(p.bins), p.width)
-	}
-	if _, err := p.Plan(1); err != nil {
-		t.Error(err)
+	none := NewPlanner(nil, nil)
+	if peak, err := none.Peak(); peak != 0 || err != nil {
+		t.Errorf("of nothing: %d, %v", peak, err)
 	}
 }

@@ -25,12 +25,22 @@ type Peaks struct {
 	length moldcast.Stamp
 	most   int
 
-	open []Window // one a stamp, in the window that ends at the newest; sums are of one stamp
-	from int      // of open: what is before it is gone
-	sum  Window   // of open
+	open   []entry // in the window that ends at the newest
+	from   int     // of open: what is before it is gone
+	sum    Window  // of open
+	newest moldcast.Stamp
+	some   bool // there is a newest
 
 	best  Window   // of those that overlap it
 	found []Window // the busiest first, at most most
+}
+
+// entry is packets in a row: of one stamp, or of stamps up to to. A window
+// begins with it where begins is set, which is then of one stamp.
+type entry struct {
+	Window
+	to     moldcast.Stamp
+	begins bool
 }
 
 // NewPeaks finds the most busiest windows of length, both above 0.
@@ -40,20 +50,35 @@ func NewPeaks(length time.Duration, most int) *Peaks {
 
 // Add takes the next packet.
 func (p *Peaks) Add(t moldcast.Stamp, messages, bytes int) {
-	if n := len(p.open); n == p.from || t > p.open[n-1].From {
-		p.until(t)
-		p.open = append(p.open, Window{From: t})
+	p.add(t, t, &Window{Packets: 1, Messages: uint64(messages), Bytes: uint64(bytes)}, true)
+}
+
+// add takes the next packets, stamped from lo to hi. A window that begins with
+// them is looked for where begins is set. Those that begin before them must hold
+// all of them or none.
+func (p *Peaks) add(lo, hi moldcast.Stamp, w *Window, begins bool) {
+	if p.some {
+		lo, hi = max(lo, p.newest), max(hi, p.newest)
 	}
-	for _, w := range []*Window{&p.open[len(p.open)-1], &p.sum} {
-		w.Packets++
-		w.Messages += uint64(messages)
-		w.Bytes += uint64(bytes)
+	p.some, p.newest = true, hi
+	n := len(p.open)
+	if n == p.from || p.open[n-1].From != lo || p.open[n-1].to != hi {
+		p.until(lo)
+		p.open = append(p.open, entry{Window: Window{From: lo}, to: hi, begins: begins})
 	}
+	p.open[len(p.open)-1].plus(w)
+	p.sum.plus(w)
+}
+
+func (w *Window) plus(x *Window) {
+	w.Packets += x.Packets
+	w.Messages += x.Messages
+	w.Bytes += x.Bytes
 }
 
 // until closes the windows that end at t or before.
 func (p *Peaks) until(t moldcast.Stamp) {
-	for p.from < len(p.open) && uint64(t)-uint64(p.open[p.from].From) >= uint64(p.length) {
+	for p.from < len(p.open) && (!p.open[p.from].begins || apart(p.open[p.from].From, t) >= uint64(p.length)) {
 		p.shift()
 	}
 	if p.from > len(p.open)/2 {
@@ -62,15 +87,16 @@ func (p *Peaks) until(t moldcast.Stamp) {
 	}
 }
 
-// shift closes the window that begins with the oldest stamp.
+// shift closes the window that begins with the oldest entry.
 func (p *Peaks) shift() {
 	first := p.open[p.from]
 	w := p.sum
 	w.From = first.From
 	switch {
+	case !first.begins:
 	case p.best.Packets == 0:
 		p.best = w
-	case uint64(w.From)-uint64(p.best.From) >= uint64(p.length):
+	case apart(p.best.From, w.From) >= uint64(p.length):
 		p.keep()
 		p.best = w
 	case w.Messages > p.best.Messages:

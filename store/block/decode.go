@@ -3,6 +3,7 @@ package block
 import (
 	"crypto/sha256"
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"hash"
 	"slices"
@@ -95,12 +96,17 @@ type fault struct {
 	err    error
 }
 
+func (f *fault) found() bool { return f.err != nil || f.reason != "" }
+
 // Decode reads the body that belongs to h into a block, whose memory is used
 // again. Checksums, counts and framing are all checked; nothing of a body
 // that fails is kept, and into is then empty. Errors: *CorruptError,
 // *UnsupportedError, or it wraps ErrTooLarge.
 func (d *Decoder) Decode(h Header, body []byte, into *Block) error {
-	f := d.decode(&h, body, into)
+	return d.result(&h, d.decode(&h, body, into), into)
+}
+
+func (d *Decoder) result(h *Header, f fault, into *Block) error {
 	switch {
 	case f.err != nil:
 		into.reset(h.Session)
@@ -113,28 +119,51 @@ func (d *Decoder) Decode(h Header, body []byte, into *Block) error {
 }
 
 func (d *Decoder) decode(h *Header, body []byte, into *Block) fault {
-	into.reset(h.Session)
-	bad := func(part string, at int, reason string) fault { return fault{part: part, at: at, reason: reason} }
+	if len(body) == h.StoredLen && crc(body) != h.BodyCRC {
+		part, at := damaged(body)
+		return fault{part: part, at: at, reason: "checksum does not match"}
+	}
 	log := h.Log
 	if !d.o.Log && !d.o.Verify {
 		log = nil
 	}
+	seen, f := d.sections(h, body, allTags, log, into)
+	if f.found() {
+		return f
+	}
+	return d.finish(h, log, seen, into)
+}
+
+// allTags and those of stamps are sets of tags, as in seen.
+const (
+	allTags   = ^tag(0)
+	stampTags = 1<<tagBoundaries | 1<<tagTimes | 1<<tagOrigins
+)
+
+// errNeedsRows is what sections gives for times that are made of the messages,
+// where those are not wanted.
+var errNeedsRows = errors.New("block: times that are made of the messages")
+
+// sections decodes those of the sections whose tags are wanted; the line log, of
+// which log is what the header says, where that is not nil.
+func (d *Decoder) sections(h *Header, body []byte, wanted tag, log *LogInfo, into *Block) (seen tag, f fault) {
+	into.reset(h.Session)
+	bad := func(part string, at int, reason string) (tag, fault) {
+		return 0, fault{part: part, at: at, reason: reason}
+	}
+	fail := func(err error) (tag, fault) { return 0, fault{err: err} }
 	n := need(h)
 	if log != nil {
 		n += needLog(log)
 	}
 	if n > d.o.Memory {
-		return fault{err: fmt.Errorf("%w: block %v %v needs about %d bytes of %d", ErrTooLarge, h.Session, h.Range(), n, d.o.Memory)}
+		return fail(fmt.Errorf("%w: block %v %v needs about %d bytes of %d", ErrTooLarge, h.Session, h.Range(), n, d.o.Memory))
 	}
 	if len(body) != h.StoredLen {
 		return bad("body", len(body), fmt.Sprintf("%d bytes, the header says %d", len(body), h.StoredLen))
 	}
-	if crc(body) != h.BodyCRC {
-		part, at := damaged(body)
-		return bad(part, at, "checksum does not match")
-	}
 	d.sum.Reset()
-	var seen, before tag
+	var before tag
 	for at := 0; at < len(body); {
 		s := body[at:]
 		if len(s) < sectionHeader {
@@ -150,13 +179,17 @@ func (d *Decoder) decode(h *Header, body []byte, into *Block) fault {
 			return bad(t.String(), at, "section cut short")
 		}
 		s = s[:sectionHeader+int(stored)]
+		before = t
+		if t <= tagLog && wanted&(1<<t) == 0 {
+			at += len(s)
+			continue
+		}
 		if sectionCRC(s) != binary.BigEndian.Uint32(s[12:]) {
 			return bad(t.String(), at, "checksum does not match")
 		}
-		before = t
 		if t > tagLog || t == tagLog && log == nil {
 			if flags&sectionRequired != 0 {
-				return fault{err: &UnsupportedError{What: "section", Value: int(t)}}
+				return fail(&UnsupportedError{What: "section", Value: int(t)})
 			}
 			at += len(s)
 			continue
@@ -170,9 +203,11 @@ func (d *Decoder) decode(h *Header, body []byte, into *Block) fault {
 		}
 		switch {
 		case !codec.of(t):
-			return fault{err: &UnsupportedError{What: "codec", Value: int(codec)}}
+			return fail(&UnsupportedError{What: "codec", Value: int(codec)})
 		case raw == 0 || int64(raw) > int64(limit), t == tagPayload && (int(raw) != h.RawLen || codec != h.Codec):
 			return bad(t.String(), at, "length or codec is not what the header says")
+		case codec == Lagged && wanted&(1<<tagPayload) == 0 && hasClocks(s[sectionHeader:]):
+			return fail(errNeedsRows)
 		case codec > Zstd:
 			if reason := d.columns(h, t, s[sectionHeader:], int(raw), into); reason != "" {
 				return bad(t.String(), at, reason)
@@ -189,7 +224,7 @@ func (d *Decoder) decode(h *Header, body []byte, into *Block) fault {
 		}
 		at += len(s)
 	}
-	return d.finish(h, log, seen, into)
+	return seen, fault{}
 }
 
 // damaged is the first section of a damaged body whose own checksum does not

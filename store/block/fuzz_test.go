@@ -120,12 +120,18 @@ func checkHostile(t fataler, d *Decoder, e *Encoder, header, body []byte, reseal
 		h.StoredLen, h.BodyCRC = len(body), crc(body)
 	}
 	var b Block
+	var stamps Stamps
+	stampsErr := d.Stamps(h, body, &stamps)
+	if stampsErr != nil && !typed(stampsErr) {
+		t.Fatalf("%T: %v", stampsErr, stampsErr)
+	}
 	if err := d.Decode(h, body, &b); err != nil {
 		if !typed(err) {
 			t.Fatalf("%T: %v", err, err)
 		}
 		return false
 	}
+	checkStamps(t, &b, &stamps, stampsErr)
 	if n := b.Size(); n > 2<<20 {
 		t.Fatalf("takes %d bytes", n)
 	}

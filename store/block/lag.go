@@ -236,6 +236,9 @@ func (l *lagReader) decode(dst, stored []byte, limit int, b *Block, z *zstd.Deco
 	return append(raw, l.tail...), ""
 }
 
+// hasClocks reports whether lags are to times in the messages.
+func hasClocks(stored []byte) bool { return len(stored) > 0 && stored[0] > 0 }
+
 // join makes stamps of lags.
 func (l *lagReader) join(raw []byte, unit uint64, b *Block) ([]byte, string) {
 	if l.of == nil {

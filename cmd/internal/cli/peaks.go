@@ -2,18 +2,14 @@ package cli
 
 import (
 	"context"
-	"errors"
 	"fmt"
-	"io"
 	"text/tabwriter"
 	"time"
 
 	"github.com/spf13/cobra"
 
 	"github.com/moldtape/moldtape/cmd/internal/config"
-	"github.com/moldtape/moldtape/moldcast"
 	"github.com/moldtape/moldtape/replay/burst"
-	"github.com/moldtape/moldtape/store"
 )
 
 // Bounds of windows that peaks are asked for.
@@ -35,7 +31,8 @@ func newPeaksCmd(e *env) *cobra.Command {
 		Short: "List the busiest windows of a recorded session",
 		Long: `List the busiest windows of a recorded session: from a packet on, by messages.
 The first of each length is the busiest of all, exactly; those behind it lie
-apart. Everything in the range is read.`,
+apart. Headers of blocks say where they can't be; of the other blocks the times
+are read. What is damaged counts by its header, unless it is read.`,
 		Example: "  moldtape peaks itch/000007525B --window 1ms --window 1s --count 5",
 		Args:    sessionArg("peaks"),
 		RunE:    func(c *cobra.Command, args []string) error { return e.peaks(c.Context(), args[0], &f) },
@@ -99,20 +96,18 @@ func (e *env) peaks(ctx context.Context, name string, f *peaksFlags) error {
 		return err
 	}
 	defer lease.Close()
-	var peaks []*burst.Peaks
-	for _, d := range lengths {
-		peaks = append(peaks, burst.NewPeaks(d, f.count))
+	spans, err := e.spansOf(ctx, s)
+	if err != nil {
+		return err
 	}
-	if err := s.packets(ctx, func(t moldcast.Stamp, messages, bytes int) {
-		for _, p := range peaks {
-			p.Add(t, messages, bytes)
-		}
-	}); err != nil {
+	defer spans.close()
+	peaks, err := burst.FindPeaks(spans.spans, lengths, f.count, spans.read)
+	if err != nil {
 		return err
 	}
 	out := []peakWindow{}
 	for i, p := range peaks {
-		for _, w := range p.Done() {
+		for _, w := range p {
 			out = append(out, peakWindow{Window: lengths[i].Seconds(), From: w.From.Time().UTC(), Packets: w.Packets, Messages: w.Messages, Bytes: w.Bytes,
 				Rate: float64(w.Messages) / lengths[i].Seconds()})
 		}
@@ -129,35 +124,4 @@ func (e *env) peaks(ctx context.Context, name string, f *peaksFlags) error {
 		fmt.Fprintf(tw, "%v\t%s\t%d\t%d\t%d\t%.0f\n", seconds(w.Window), w.From.Format("2006-01-02T15:04:05.000000000Z07:00"), w.Packets, w.Messages, w.Bytes, w.Rate)
 	}
 	return tw.Flush()
-}
-
-// packets tells of every packet of the range that can be read: its time, and
-// what of it lies in the range.
-func (s *replayStream) packets(ctx context.Context, each func(t moldcast.Stamp, messages, bytes int)) error {
-	cursor := s.view.Cursor(s.Range.First)
-	defer cursor.Close()
-	for n := 0; ; n++ {
-		if n%1024 == 0 && ctx.Err() != nil {
-			return errInterrupted
-		}
-		p, err := cursor.Next()
-		var hole *moldcast.HoleError
-		var bad *store.CorruptError
-		switch {
-		case errors.Is(err, io.EOF):
-			return nil
-		case errors.As(err, &hole), errors.As(err, &bad):
-			continue // the replay says so
-		case err != nil:
-			return err
-		}
-		r := p.Range()
-		if r.First >= s.Range.Next {
-			return nil
-		}
-		if r.Next > s.Range.Next {
-			p.Msgs, _ = p.Msgs.Split(int(s.Range.Next - r.First))
-		}
-		each(p.Time, p.Msgs.Len(), len(p.Msgs.Framed())-p.Msgs.Len()*moldcast.LengthSize)
-	}
 }

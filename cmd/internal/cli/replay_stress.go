@@ -2,6 +2,7 @@ package cli
 
 import (
 	"context"
+	"errors"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -44,12 +45,12 @@ func (f *stressFlags) apply(ctx context.Context, e *env, streams []*replayStream
 	if f.fromPeak > 0 {
 		var best burst.Window
 		for _, s := range streams {
-			p := burst.NewPeaks(f.fromPeak, 1)
-			if err := s.packets(ctx, p.Add); err != nil {
+			w, err := e.peakOf(ctx, s, f.fromPeak)
+			if err != nil {
 				return err
 			}
-			if w := p.Done(); len(w) > 0 && w[0].Messages > best.Messages {
-				best = w[0]
+			if w.Messages > best.Messages {
+				best = w
 			}
 		}
 		from := best.From - moldcast.Stamp(f.fromPeak)
@@ -62,17 +63,38 @@ func (f *stressFlags) apply(ctx context.Context, e *env, streams []*replayStream
 	if f.factor == 0 {
 		return nil
 	}
-	var p burst.Planner
-	for _, s := range streams {
-		if err := s.packets(ctx, func(t moldcast.Stamp, messages, _ int) { p.Add(t, messages) }); err != nil {
-			return err
-		}
-	}
-	plan, err := p.Plan(f.factor)
+	spans, err := e.spansOf(ctx, streams...)
 	if err != nil {
+		return err
+	}
+	defer spans.close()
+	p := burst.NewPlanner(spans.spans, spans.read)
+	plan, err := p.Plan(f.factor)
+	switch {
+	case errors.Is(err, burst.ErrPlan):
 		return usagef("--%v", err)
+	case err != nil:
+		return err
+	}
+	peak, err := p.Peak()
+	if err != nil {
+		return err
 	}
 	cfg.Stress = plan
-	e.log.Info("stress", "factor", plan.Factor, "messages_of_busiest_second", p.Peak(), "speed_up", plan.Speedup)
+	e.log.Info("stress", "factor", plan.Factor, "messages_of_busiest_second", peak, "speed_up", plan.Speedup)
 	return nil
+}
+
+// peakOf is the busiest window of a stream.
+func (e *env) peakOf(ctx context.Context, s *replayStream, length time.Duration) (burst.Window, error) {
+	spans, err := e.spansOf(ctx, s)
+	if err != nil {
+		return burst.Window{}, err
+	}
+	defer spans.close()
+	found, err := burst.FindPeaks(spans.spans, []time.Duration{length}, 1, spans.read)
+	if err != nil || len(found[0]) == 0 {
+		return burst.Window{}, err
+	}
+	return found[0][0], nil
 }
