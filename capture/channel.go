@@ -225,12 +225,12 @@ func (c *Channel) engine(ctx context.Context) error {
 		c.takeWants(now)
 		c.requests(now)
 		c.watchGaps(now)
+		final := c.cfg.UntilEnd && c.arb.Final(now) && !c.storage().Degraded() // trouble lasts until what waited is durable
+		owed := final && c.owed(now)
 		switch {
-		case ctx.Err() != nil:
+		case ctx.Err() != nil, final && !owed:
 			return nil
-		case c.cfg.UntilEnd && c.arb.Final(now) && !c.storage().Degraded(): // trouble lasts until what waited is durable
-			return nil
-		case c.cfg.EndTimeout > 0 && !busy && now-c.lastPacket >= moldcast.Instant(c.cfg.EndTimeout):
+		case c.cfg.EndTimeout > 0 && !busy && !owed && now-c.lastPacket >= moldcast.Instant(c.cfg.EndTimeout):
 			return fmt.Errorf("channel %s: %w %v", c.cfg.Channel, ErrEndTimeout, c.cfg.EndTimeout)
 		}
 		if err := c.failed(); err != nil {
@@ -266,7 +266,7 @@ func (c *Channel) engine(ctx context.Context) error {
 			c.wake.Disarm()
 			continue
 		}
-		timer.Reset(c.sleep(now))
+		timer.Reset(c.sleep(now, !owed))
 		select {
 		case <-signal:
 		case <-timer.C:
@@ -297,9 +297,10 @@ func (c *Channel) noteLag(now moldcast.Instant) {
 }
 
 // sleep is how long the engine may sleep if nothing arrives.
-func (c *Channel) sleep(now moldcast.Instant) time.Duration {
+// timesOut: Config.EndTimeout holds.
+func (c *Channel) sleep(now moldcast.Instant, timesOut bool) time.Duration {
 	at := min(c.arb.Deadline(), c.nextLook, c.recovery.nextScan)
-	if c.cfg.EndTimeout > 0 {
+	if c.cfg.EndTimeout > 0 && timesOut {
 		at = min(at, c.lastPacket+moldcast.Instant(c.cfg.EndTimeout))
 	}
 	if at == gap.Never {

@@ -45,6 +45,7 @@ type recovery struct {
 	fetches  []*fetch
 	nextScan moldcast.Instant
 	alarm    moldcast.Instant // when a failure may be logged again
+	owed     owed
 	bulk     chan func()      // what fetches have for the engine
 	running  sync.WaitGroup
 	cancel   context.CancelFunc
@@ -58,6 +59,7 @@ type peer struct {
 	lacks   gap.Set // what it does not hold …
 	until   moldcast.Instant
 	wait    moldcast.Instant // how long that is
+	other   bool             // it held other messages, when it was asked last
 	proven  bool             // what it held behind a gap was what we hold
 }
 
@@ -153,11 +155,7 @@ func (c *Channel) scan(now moldcast.Instant) {
 		if s.Stats().MessagesMissing == 0 {
 			continue
 		}
-		if x.peers == nil {
-			x.peers = make([]peer, len(c.cfg.Recovery))
-			x.turn = int(c.cfg.Seed % uint64(len(x.peers))) // nodes do not all begin with the same
-		}
-		for range x.peers {
+		for range c.peersOf(x) {
 			i := x.turn
 			if r, live := c.pick(now, s, &x.peers[i]); !r.Empty() {
 				c.fetch(s, i, r, live)
@@ -183,6 +181,11 @@ func (c *Channel) pick(now moldcast.Instant, s *arbiter.Session, p *peer) (best 
 	if now < p.retryAt {
 		return best, false
 	}
+	return c.wanted(now, s, p)
+}
+
+// wanted is pick of a peer that may be asked.
+func (c *Channel) wanted(now moldcast.Instant, s *arbiter.Session, p *peer) (best moldcast.Range, live bool) {
 	if now >= p.until {
 		p.lacks.Clear()
 	}
@@ -301,6 +304,7 @@ func (f *fetch) ended(o outcome) {
 		p.wait = 0
 	}
 	p.note(now, o.lacks)
+	p.other = errors.Is(o.err, errOther)
 	if o.err == nil {
 		p.fails = 0
 		c.cfg.Log.Log(context.Background(), f.level(), "recovery: the stream was left", "channel", c.cfg.Channel, "session", f.name, "peer", f.addr,
@@ -313,7 +317,7 @@ func (f *fetch) ended(o outcome) {
 	wait := min(peerBackoff<<min(p.fails, 10), peerBackoffMax)
 	wait = wait/2 + rand.N(wait)
 	switch {
-	case errors.Is(o.err, errOther):
+	case p.other:
 		wait, p.proven = liarBackoff, false
 	case errors.Is(o.err, errMute): // it may have what follows
 		p.note(now, []moldcast.Range{{First: f.rng.First, Next: min(f.rng.Next, f.rng.First+moldcast.Seq(c.cfg.RecoveryThreshold))}})

@@ -32,6 +32,7 @@ type streamPeer struct {
 	open        gap.Set       // what it waits for itself
 	slow        time.Duration // between two writes of 100 bytes
 	rejects     bool
+	down        bool // connections are refused
 	garbage     bool
 
 	told   moldcast.Seq
@@ -59,6 +60,9 @@ func dialPeers(peers ...*streamPeer) func(context.Context, string) (net.Conn, er
 		p := peers[i]
 		p.mu.Lock()
 		defer p.mu.Unlock()
+		if p.down {
+			return nil, errors.New("connection refused")
+		}
 		cut := 0
 		if p.conns < len(p.cuts) {
 			cut = p.cuts[p.conns]

@@ -493,13 +493,19 @@ func TestHostileForms(t *testing.T) {
 	rnd, count := rand.New(rand.NewPCG(8, 8)), newMeter()
 	var b, again Block
 	accepted, agreed, verified, most := 0, 0, 0, 0
+	var header, body []byte
+	defer func() {
+		if t.Failed() {
+			t.Logf("header %x body %x", header, body)
+		}
+	}()
 	for i := range n {
 		x := seeds[rnd.IntN(len(seeds))]
 		w := x.w.clone()
 		for range 1 + rnd.IntN(3) {
 			w.damage(rnd, seeds[rnd.IntN(len(seeds))].w)
 		}
-		header, body := w.block()
+		header, body = w.block()
 		if rnd.IntN(16) == 0 {
 			header = damaged1(rnd, header)
 			resealHeader(header)
