@@ -2,12 +2,13 @@
 # Measures moldtape beside its peers, in turn, and prints for each goal the
 # figure, the peer's, their ratio, and whether the goal is reached.
 #
-#   run.sh [--quick] [--runs N] [--only rx|tape|tx|ask] [-- flags of tape or tx compare]
+#   run.sh [--quick] [--runs N] [--only rx|tape|keep|tx|ask] [-- flags of tape or tx compare]
 #
 # All in a network namespace of its own: on lo, and on a veth pair of which one
 # end sends and the other receives. Needs root, or unprivileged namespaces; two
 # cores; Go. What peers are missing it says, and goes on without them. About
-# thirteen minutes; --quick five. $TMPDIR is where captures are written: 2 GB.
+# half an hour; --quick nine minutes. $TMPDIR is where captures are written: 4 GB.
+# MOLDTAPE_CORPUS names a folder of real captures, for goals 6 and 7.
 set -eu
 cd "$(dirname "$0")"
 quick= runs= only=
@@ -25,7 +26,7 @@ done
 
 tmp=$(mktemp -d)
 trap 'rm -rf "$tmp"' EXIT
-go build -o "$tmp" ./rx ./tape ./tx ./ask
+go build -o "$tmp" ./rx ./tape ./keep ./tx ./ask
 (cd ../../../.. && go build -o "$tmp/moldtape" ./cmd/moldtape)
 c=
 if command -v cc >/dev/null; then
@@ -59,6 +60,8 @@ wanted() { [ -z "$only" ] || [ "$only" = "$1" ]; }
 ! wanted rx || inside "$tmp/rx" compare "$runs" $c
 # shellcheck disable=SC2086
 ! wanted tape || inside "$tmp/tape" compare -moldtape "$tmp/moldtape" -runs "$runs" $quick "$@"
+# shellcheck disable=SC2086
+if wanted keep; then inside "$tmp/keep" compare -runs "$runs" $quick; fi
 [ "$only" = tx ] || set --
 # shellcheck disable=SC2086
 ! wanted tx || inside "$tmp/tx" compare -moldtape "$tmp/moldtape" -runs "$runs" $quick "$@"

@@ -103,14 +103,14 @@ func (b *trials) fill() error {
 
 // hot is goal 11.
 func (b *trials) hot() error {
-	nats, url, err := start(harness.OnCore(b.server, b.self, "nats", filepath.Join(b.dir, "js"), strconv.Itoa(hotCount), strconv.Itoa(size)))
+	nats, url, err := harness.Start(harness.OnCore(b.server, b.self, "nats", filepath.Join(b.dir, "js"), strconv.Itoa(hotCount), strconv.Itoa(size)))
 	why := "the peer does not start here"
 	if err != nil {
 		fmt.Fprintln(os.Stderr, err)
 	}
 	var requests, messages, gets []float64
 	for range b.runs {
-		own, ready, err := start(harness.OnCore(b.server, b.program, "retransmit", "--archive", b.archive, "--listen", "127.0.0.1:0",
+		own, ready, err := harness.Start(harness.OnCore(b.server, b.program, "retransmit", "--archive", b.archive, "--listen", "127.0.0.1:0",
 			"--rate-per-client", "0", "--rate-total", "0", "--log-level", "warn"))
 		if err != nil {
 			return err
@@ -120,7 +120,7 @@ func (b *trials) hot() error {
 			return err
 		}
 		r, err := bench.AskHot(context.Background(), up.Retransmit, session, hotCount, inFlight, b.d)
-		if _, serr := own.stop(); err != nil || serr != nil {
+		if _, serr := own.Stop(); err != nil || serr != nil {
 			return errors.Join(err, serr)
 		}
 		requests, messages = append(requests, r.PerSecond(r.Requests)), append(messages, r.PerSecond(r.Messages))
@@ -138,7 +138,7 @@ func (b *trials) hot() error {
 		harness.Alone("11", "messages a second in them : the same", "%.0f", harness.Median(messages), why)
 		return nil
 	}
-	if _, err := nats.end(); err != nil {
+	if _, err := nats.End(); err != nil {
 		return err
 	}
 	peer := harness.Median(gets)
@@ -154,7 +154,7 @@ func (b *trials) cold() error {
 	var served, alone []float64
 	for run := range b.runs {
 		firsts := scattered(run, misses)
-		s, addr, err := start(harness.OnCore(b.server, b.self, "cold", b.archive))
+		s, addr, err := harness.Start(harness.OnCore(b.server, b.self, "cold", b.archive))
 		if err != nil {
 			return err
 		}
@@ -174,16 +174,16 @@ func (b *trials) cold() error {
 			return firsts[i-1], 30, true
 		})
 		a.Conn.Close()
-		took, serr := s.end()
+		took, serr := s.End()
 		if err = errors.Join(err, serr); err != nil {
 			return err
 		}
 		served = append(served, float64(took)/float64(r.Requests))
-		one, line, err := start(harness.OnCore(b.server, b.self, "alone", b.archive, strconv.Itoa(run), strconv.Itoa(misses)))
+		one, line, err := harness.Start(harness.OnCore(b.server, b.self, "alone", b.archive, strconv.Itoa(run), strconv.Itoa(misses)))
 		if err != nil {
 			return err
 		}
-		if _, err := one.end(); err != nil {
+		if _, err := one.End(); err != nil {
 			return err
 		}
 		n, err := strconv.ParseFloat(line, 64)
@@ -272,7 +272,7 @@ func (b *trials) lag(storm bool) (float64, error) {
 		return 0, err
 	}
 	defer os.RemoveAll(dir)
-	node, ready, err := start(harness.OnCore(b.server, b.program, "capture", "--line", "127.0.0.1:0", "--retransmit-listen", "127.0.0.1:0", "--http", "127.0.0.1:0",
+	node, ready, err := harness.Start(harness.OnCore(b.server, b.program, "capture", "--line", "127.0.0.1:0", "--retransmit-listen", "127.0.0.1:0", "--http", "127.0.0.1:0",
 		"--archive", dir, "--log-level", "error"))
 	if err != nil {
 		return 0, err
@@ -334,7 +334,7 @@ func (b *trials) lag(storm bool) (float64, error) {
 		}
 	}
 	err = <-looks
-	if _, serr := node.stop(); err != nil || serr != nil {
+	if _, serr := node.Stop(); err != nil || serr != nil {
 		return 0, errors.Join(err, serr)
 	}
 	if len(lags) < 10 {

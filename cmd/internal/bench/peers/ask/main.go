@@ -13,7 +13,6 @@
 package main
 
 import (
-	"bufio"
 	"context"
 	"errors"
 	"fmt"
@@ -21,10 +20,6 @@ import (
 	"log/slog"
 	"net/netip"
 	"os"
-	"os/exec"
-	"strconv"
-	"strings"
-	"syscall"
 
 	"github.com/moldtape/moldtape/cmd/internal/bench"
 	"github.com/moldtape/moldtape/cmd/internal/cli"
@@ -94,54 +89,4 @@ func serveCold(args []string) error {
 	fmt.Println((bench.CPU() - before).Nanoseconds())
 	cancel()
 	return <-done
-}
-
-// server is a program that says where it listens.
-type server struct {
-	cmd *exec.Cmd
-	in  io.WriteCloser
-	out *bufio.Reader
-}
-
-// start starts argv and returns the first line that it prints.
-func start(argv []string) (*server, string, error) {
-	s := &server{cmd: exec.Command(argv[0], argv[1:]...)}
-	s.cmd.Stderr = os.Stderr
-	var err error
-	if s.in, err = s.cmd.StdinPipe(); err != nil {
-		return nil, "", err
-	}
-	out, err := s.cmd.StdoutPipe()
-	if err != nil {
-		return nil, "", err
-	}
-	if err := s.cmd.Start(); err != nil {
-		return nil, "", err
-	}
-	s.out = bufio.NewReader(out)
-	line, err := s.out.ReadString('\n')
-	if err != nil {
-		_ = s.cmd.Wait()
-		return nil, "", fmt.Errorf("%s: it did not say where it listens", strings.Join(argv, " "))
-	}
-	return s, strings.TrimSpace(line), nil
-}
-
-// stop ends it and returns what it said at the end.
-func (s *server) stop() (string, error) {
-	_ = s.in.Close()
-	_ = s.cmd.Process.Signal(syscall.SIGTERM)
-	rest, err := io.ReadAll(s.out)
-	return string(rest), errors.Join(err, s.cmd.Wait())
-}
-
-// end closes its input alone, for nats and cold, and returns what it said.
-func (s *server) end() (int64, error) {
-	_ = s.in.Close()
-	rest, err := io.ReadAll(s.out)
-	if err = errors.Join(err, s.cmd.Wait()); err != nil {
-		return 0, err
-	}
-	n, _ := strconv.ParseInt(strings.TrimSpace(string(rest)), 10, 64)
-	return n, nil
 }

@@ -8,11 +8,10 @@ import (
 	"strconv"
 	"time"
 
-	natsserver "github.com/nats-io/nats-server/v2/server"
 	"github.com/nats-io/nats.go"
-)
 
-const stream = "PEERS"
+	"github.com/moldtape/moldtape/cmd/internal/bench/peers/jetstream"
+)
 
 // serveNATS keeps a stream of messages of one size in a file store.
 func serveNATS(args []string) error {
@@ -24,41 +23,19 @@ func serveNATS(args []string) error {
 	if err != nil {
 		return err
 	}
-	s, err := natsserver.NewServer(&natsserver.Options{Host: "127.0.0.1", Port: -1, JetStream: true, StoreDir: args[0], NoLog: true, NoSigs: true})
+	url, stop, err := jetstream.Serve(args[0], false)
 	if err != nil {
 		return err
 	}
-	s.Start()
-	defer s.WaitForShutdown()
-	defer s.Shutdown()
-	if !s.ReadyForConnections(30 * time.Second) {
-		return fmt.Errorf("the peer does not start")
-	}
-	nc, err := nats.Connect(s.ClientURL())
-	if err != nil {
-		return err
-	}
-	// On a loaded machine it waits, and is not called off.
-	js, err := nc.JetStream(nats.PublishAsyncMaxPending(512))
-	if err != nil {
-		return err
-	}
-	if _, err := js.AddStream(&nats.StreamConfig{Name: stream, Subjects: []string{"m"}, Storage: nats.FileStorage, AllowDirect: true}); err != nil {
-		return err
-	}
+	defer stop()
 	b := make([]byte, size)
-	for range count {
-		if _, err := js.PublishAsync("m", b, nats.StallWait(time.Minute)); err != nil {
-			return err
-		}
+	if err := jetstream.Publish(url, func() ([]byte, bool) {
+		count--
+		return b, count >= 0
+	}); err != nil {
+		return err
 	}
-	select {
-	case <-js.PublishAsyncComplete():
-	case <-time.After(5 * time.Minute):
-		return fmt.Errorf("the peer does not store")
-	}
-	nc.Close()
-	fmt.Println(s.ClientURL())
+	fmt.Println(url)
 	_, _ = io.Copy(io.Discard, os.Stdin)
 	return nil
 }
@@ -79,7 +56,7 @@ func askNATS(url string, count, window int, d time.Duration) (float64, error) {
 	defer func() { _ = sub.Unsubscribe() }()
 	rng := rand.New(rand.NewPCG(1, 2))
 	get := func() error {
-		return nc.PublishRequest("$JS.API.DIRECT.GET."+stream, inbox, fmt.Appendf(nil, `{"seq":%d}`, 1+rng.IntN(count)))
+		return nc.PublishRequest("$JS.API.DIRECT.GET."+jetstream.Stream, inbox, fmt.Appendf(nil, `{"seq":%d}`, 1+rng.IntN(count)))
 	}
 	for range window {
 		if err := get(); err != nil {
