@@ -89,6 +89,7 @@ type outlet struct {
 	sender Sender
 	holder holder // the sender, where it is one
 	space  *Space
+	heard  bool             // it is replayed as it was heard: nothing is added
 	silent moldcast.Instant // since when
 	jumped bool             // a seek came since the last packet
 	ending bool             // the end is due, and what the holder keeps goes first
@@ -112,6 +113,7 @@ func (c *conductor) begin(now moldcast.Instant) {
 		// Silent for long: a session opens with a heartbeat, so that who hears it
 		// knows where it begins even if the first packet is lost.
 		c.streams[i] = outlet{sender: c.cfg.Streams[i].Sender, space: spaces[i], silent: now - moldcast.Instant(c.cfg.Heartbeat)}
+		c.streams[i].heard = c.cfg.Streams[i].Heard != nil
 		if h, ok := c.streams[i].sender.(holder); ok {
 			c.streams[i].holder = h
 			c.holders = append(c.holders, i)
@@ -141,7 +143,11 @@ func (c *conductor) read(from func(int) moldcast.Seq) {
 			warp.Begin(c.target)
 		}
 	}
-	c.ra = startReadAhead(c.cfg, names, from, speed, warp, c.p.poke)
+	since := moldcast.Stamp(0)
+	if c.seeking {
+		since = c.target
+	}
+	c.ra = startReadAhead(c.cfg, names, from, since, speed, warp, c.p.poke)
 }
 
 func (c *conductor) run(ctx context.Context) error {
@@ -217,6 +223,10 @@ func (c *conductor) turn(ctx context.Context) (done bool, err error) {
 		return false, c.hole(it)
 	}
 	if (c.steps > 0 || c.stepTo > 0) && !c.sched.Running() {
+		if it.kind == heartbeat { // a step is to the next packet
+			c.next++
+			return false, nil
+		}
 		c.steps, c.stepTo = max(c.steps-1, 0), max(c.stepTo-int(it.msgs), 0)
 		c.sched.Step(it.place)
 		if it.kind == packet {
@@ -226,6 +236,11 @@ func (c *conductor) turn(ctx context.Context) (done bool, err error) {
 	}
 	if due > now {
 		c.w.Until(min(due, beat), c.p.wake)
+		return false, nil
+	}
+	if it.kind == heartbeat {
+		c.next++
+		c.recorded(&c.streams[it.stream], it.first, now)
 		return false, nil
 	}
 	if it.kind == end {
@@ -368,7 +383,7 @@ func (c *conductor) obey(now moldcast.Instant) error {
 // seek moves every stream to recorded time t, one of them to a sequence there.
 func (c *conductor) seek(now moldcast.Instant, t moldcast.Stamp, seq place) {
 	for _, s := range c.cfg.Streams {
-		if s.SeqAt == nil {
+		if s.SeqAt == nil && s.Heard == nil {
 			return
 		}
 	}
@@ -387,6 +402,9 @@ func (c *conductor) seek(now moldcast.Instant, t moldcast.Stamp, seq place) {
 	c.read(func(i int) moldcast.Seq {
 		if seq.seq != 0 && seq.stream == i {
 			return seq.seq
+		}
+		if c.cfg.Streams[i].Heard != nil {
+			return 0
 		}
 		return c.cfg.Streams[i].SeqAt(t)
 	})
@@ -544,8 +562,10 @@ func (c *conductor) account(o *outlet, items []item, dues []moldcast.Instant, be
 			late = at - dues[i]
 			most = max(most, late)
 		}
-		o.space.sent(moldcast.Range{First: it.first, Next: it.next}, o.jumped)
-		o.jumped = false
+		if it.msgs > 0 {
+			o.space.sent(moldcast.Range{First: it.first, Next: it.next}, o.jumped)
+			o.jumped = false
+		}
 	}
 	c.rep.Packets += uint64(n)
 	st := &c.p.status
@@ -574,8 +594,8 @@ func (c *conductor) end(ctx context.Context, o *outlet, seq moldcast.Seq, now mo
 		return err
 	}
 	var t trouble
-	for {
-		err := c.sendMark(o, moldcast.EndCount)
+	for !o.heard {
+		err := c.sendMark(o, moldcast.EndCount, seq)
 		if err == nil {
 			break
 		}
@@ -591,12 +611,36 @@ func (c *conductor) end(ctx context.Context, o *outlet, seq moldcast.Seq, now mo
 	return nil
 }
 
-// sendMark sends a heartbeat (count 0) or End of Session (EndCount).
-func (c *conductor) sendMark(o *outlet, count uint16) error {
-	seq := o.space.Published()
-	if count == moldcast.EndCount {
-		seq = o.endSeq
+// recorded sends a heartbeat that was recorded. One that fails is made up for by
+// the next.
+func (c *conductor) recorded(o *outlet, seq moldcast.Seq, now moldcast.Instant) {
+	if err := c.sendMark(o, 0, seq); err != nil {
+		c.rep.SendErrors++
+		return
 	}
+	c.rep.Heartbeats++
+	o.silent = now
+}
+
+// recordedBy is when a recorded heartbeat of stream i is due, if that is the
+// next thing of it that is ready, and by then.
+func (c *conductor) recordedBy(i int, by moldcast.Instant) (at moldcast.Instant, ok bool) {
+	if c.cur == nil || !c.sched.Running() {
+		return 0, false
+	}
+	for k := c.next; k < min(len(c.cur.items), c.next+batchSize); k++ {
+		it := &c.cur.items[k]
+		if int(it.stream) != i {
+			continue
+		}
+		at = c.sched.Due(it.place)
+		return at, it.kind == heartbeat && at <= by
+	}
+	return 0, false
+}
+
+// sendMark sends a heartbeat (count 0) or End of Session (EndCount) with seq.
+func (c *conductor) sendMark(o *outlet, count uint16, seq moldcast.Seq) error {
 	c.mark = moldcast.AppendHeader(c.mark[:0], o.space.session, seq, count)
 	if m, ok := o.sender.(marker); ok {
 		return m.Mark(c.mark)
@@ -622,13 +666,25 @@ func (c *conductor) beat(now moldcast.Instant, busy int) moldcast.Instant {
 	every, linger := moldcast.Instant(c.cfg.Heartbeat), moldcast.Instant(c.cfg.Linger)
 	for i := range c.streams {
 		o := &c.streams[i]
+		if o.heard {
+			if o.ended && now < o.endAt+linger {
+				next = min(next, o.endAt+linger)
+			}
+			continue
+		}
+		if !o.ended && now >= o.silent+every {
+			if at, ok := c.recordedBy(i, now+every/2); ok {
+				next = min(next, max(at, now)+every/4) // not one more beside it
+				continue
+			}
+		}
 		if i != busy && now >= o.silent+every && (!o.ended || o.silent+every <= o.endAt+linger) {
-			count := uint16(0)
+			count, seq := uint16(0), o.space.Published()
 			if o.ended {
-				count = moldcast.EndCount
+				count, seq = moldcast.EndCount, o.endSeq
 			}
 			// One that fails is made up for by the next.
-			if err := c.sendMark(o, count); err != nil {
+			if err := c.sendMark(o, count, seq); err != nil {
 				c.rep.SendErrors++
 			} else if !o.ended {
 				c.rep.Heartbeats++

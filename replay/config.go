@@ -23,6 +23,21 @@ type Source interface {
 	Next() (moldcast.Piece, error)
 }
 
+// MarkSource gives heartbeats and ends; io.EOF at the end. One that is an
+// io.Closer is closed when it is done with.
+type MarkSource interface {
+	Next() (moldcast.Mark, error)
+}
+
+// HeardSource gives the datagrams that a line brought, in the order of hearing,
+// with their message blocks, valid until the next call. Errors: io.EOF; one that
+// wraps a *moldcast.HoleError for a datagram that cannot be made again, behind
+// which it goes on; anything else ends the replay. One that is an io.Closer is
+// closed when it is done with.
+type HeardSource interface {
+	Next() (h moldcast.Heard, framed []byte, err error)
+}
+
 // Sender sends datagrams in order. The first n of batch were sent; err says
 // why n < len(batch). It must not retain batch. An mcast.InOrder is one; an
 // *mcast.Conn is not: it goes on behind a datagram that was refused.
@@ -47,6 +62,19 @@ type Stream struct {
 	// goroutine alone: at the start, for each seek and loop, and again and
 	// again while a hole is waited for, when it must see what was filled.
 	Open func(from moldcast.Seq) (Source, error)
+
+	// Marks gives the heartbeats that were heard, on whatever line, about in
+	// order; those before the range may be left out. Where stamps pace and
+	// nothing is cut out of them, they are sent at their times. nil: there are
+	// none. Called by the read-ahead goroutine alone.
+	Marks func(from moldcast.Seq) (MarkSource, error)
+
+	// Heard replays a line as it was heard, in place of what Open and Marks
+	// give: all that its source gives from a time on (0: from the beginning), and
+	// nothing else, neither heartbeats in silence nor an End of Session. Streams
+	// of one session have one Space: what any of them sent was published. Called
+	// by the read-ahead goroutine alone.
+	Heard func(from moldcast.Stamp) (HeardSource, error)
 
 	// SeqAt is the first sequence whose time is at or after t. It is needed
 	// for seeks only; nil: seeking does nothing. Called by the read-ahead
@@ -172,7 +200,9 @@ func (c *Config) Validate() error {
 	}
 	for i, s := range c.Streams {
 		switch {
-		case s.Sender == nil || s.Open == nil:
+		case s.Heard != nil && (c.Packets == Repack || c.OnHole == Wait || c.Stress != (burst.Plan{})):
+			return fault("stream %d: what is replayed as heard is neither repacked, nor stressed, nor waits for holes", i)
+		case s.Sender == nil || s.Open == nil && s.Heard == nil:
 			return fault("stream %d has no sender or no source", i)
 		case s.Range.Empty() || s.Range.First == 0:
 			return fault("stream %d has nothing to publish", i)
@@ -206,7 +236,7 @@ func LoopSession(base moldcast.Session, loop, loops int) (moldcast.Session, erro
 	return s, nil
 }
 
-func closeSource(s Source) {
+func closeSource(s any) {
 	if c, ok := s.(io.Closer); ok {
 		_ = c.Close()
 	}

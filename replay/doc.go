@@ -17,6 +17,11 @@
 // package impair (Impaired). Package burst finds the busiest windows of a
 // recording and makes them busier (Config.Stress).
 //
+// Recorded heartbeats go out at their times, where stamps alone pace; those of
+// silence fill the rest. A stream may also be a line as it was heard
+// (Stream.Heard): its datagrams in the order of hearing, whatever their
+// sequences, and nothing else.
+//
 // # Invariants
 //
 //   - The clock starts when the read-ahead is full or the sources have ended,
@@ -34,6 +39,8 @@
 //     goes before End of Session, and also where a replay is cut short.
 //   - A range that the archive lacks, or cannot read, is never made up: it is
 //     skipped, stops the replay, or is waited for (HoleAction).
+//   - What is replayed as heard is what the line brought, or a hole: nothing is
+//     added, neither heartbeats nor an end.
 //   - End of Session is sent only when a stream was published to the end of its
 //     range. A replay that is interrupted, stopped by a hole or failed sends
 //     none: receivers see silence, not a false end.

@@ -12,15 +12,17 @@ import (
 type kind uint8
 
 const (
-	packet kind = iota
-	hole        // [first, next) is missing
-	end         // the range is through; next is one past its last sequence
+	packet    kind = iota
+	hole           // [first, next) is missing
+	end            // the range is through; next is one past its last sequence
+	heartbeat      // a heartbeat that was recorded; first is what it carries
 )
 
 // event is the next thing of a feed. framed aliases the feed and is valid
 // until its next advance.
 type event struct {
 	kind        kind
+	count       uint16 // packet without messages: on the wire
 	first, next moldcast.Seq
 	framed      []byte // packet: message blocks
 	time        moldcast.Stamp
@@ -47,11 +49,42 @@ type feed struct {
 	pending bool              // held comes next, before rest
 	held    event
 
+	heard HeardSource // in place of src
+	marks markFeed
+	ahead event // the next event but for marks
+	known bool  // ahead is it
+
 	head event
 }
 
 // advance makes head the next event. After an end it must not be called.
 func (f *feed) advance() error {
+	if f.heard != nil {
+		return f.hear()
+	}
+	if f.marks.src == nil {
+		return f.step()
+	}
+	if !f.known {
+		if err := f.step(); err != nil {
+			return err
+		}
+		f.ahead, f.known = f.head, true
+	}
+	t, due, err := f.marks.before(&f.ahead)
+	if err != nil {
+		return err
+	}
+	if due {
+		f.head = event{kind: heartbeat, first: f.ahead.first, next: f.ahead.first, time: t}
+		return nil
+	}
+	f.head, f.known = f.ahead, false
+	return nil
+}
+
+// step is advance of what is published.
+func (f *feed) step() error {
 	if f.repack {
 		return f.join()
 	}

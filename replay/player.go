@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"math"
 	"runtime"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -112,6 +113,12 @@ func (p *Player) newSpaces(loop int) {
 	all := make([]*Space, 0, 2*n)
 	for i, s := range p.cfg.Streams {
 		name, _ := LoopSession(s.Session, loop, p.cfg.Loop) // Validate tried them all
+		if s.Heard != nil {
+			if k := slices.IndexFunc(all, func(o *Space) bool { return o.session == name && p.cfg.Streams[o.stream].Heard != nil }); k >= 0 {
+				all = append(all, all[k])
+				continue
+			}
+		}
 		all = append(all, newSpace(name, i, s.Range.First))
 	}
 	if old := p.spaces.Load(); old != nil {

@@ -25,6 +25,7 @@ type item struct {
 	bytes       uint32 // message data in it
 	stream      uint16
 	msgs        uint16
+	count       uint16 // of a packet without messages
 	kind        kind
 	first, next moldcast.Seq
 	time        moldcast.Stamp
@@ -47,6 +48,7 @@ type readAhead struct {
 	feeds    []*feed            // by stream
 	size     int                // of a chunk's buffer
 	warp     *burst.Warp        // nil: places are times
+	paced    bool               // by the stamps alone: recorded heartbeats have their times
 
 	ready chan *chunk // closed when nothing more comes; err is set before
 	free  chan *chunk
@@ -62,15 +64,17 @@ type readAhead struct {
 	gone chan struct{}
 }
 
-// startReadAhead begins to read each stream from from[stream] on. warp, where
-// there is one, is the read-ahead's alone.
-func startReadAhead(cfg *Config, sessions []moldcast.Session, from func(stream int) moldcast.Seq, speed float64, warp *burst.Warp, wake func()) *readAhead {
+// startReadAhead begins to read each stream from from[stream] on, those that are
+// replayed as heard from since on. warp, where there is one, is the read-ahead's
+// alone.
+func startReadAhead(cfg *Config, sessions []moldcast.Session, from func(stream int) moldcast.Seq, since moldcast.Stamp, speed float64, warp *burst.Warp, wake func()) *readAhead {
 	ctx, cancel := context.WithCancel(context.Background())
 	r := &readAhead{
 		cfg: cfg, sessions: sessions, warp: warp, wake: wake, stop: cancel, gone: make(chan struct{}),
 		size:  max(cfg.ReadAhead/chunks, 2*moldcast.MaxDatagram),
 		ready: make(chan *chunk, chunks), free: make(chan *chunk, chunks),
 	}
+	r.paced = !cfg.Pace.Max && cfg.Pace.Rate == 0 && cfg.Pace.MaxIdle == 0 && warp == nil
 	window := int64(math.MaxInt64)
 	if !cfg.Pace.Max && cfg.Pace.Rate == 0 {
 		window = int64(float64(cfg.RepackWait) * speed)
@@ -80,10 +84,12 @@ func startReadAhead(cfg *Config, sessions []moldcast.Session, from func(stream i
 		defer wake()
 		defer close(r.ready)
 		defer r.full.Store(true)
-		r.err = r.run(ctx, from, window)
+		r.err = r.run(ctx, from, since, window)
 		r.push(ctx) // what came before an error is sent
 		for _, f := range r.feeds {
 			closeSource(f.src)
+			closeSource(f.heard)
+			f.marks.close()
 		}
 	}()
 	return r
@@ -95,19 +101,24 @@ func (r *readAhead) close() {
 	<-r.gone
 }
 
-func (r *readAhead) run(ctx context.Context, from func(int) moldcast.Seq, window int64) error {
+func (r *readAhead) run(ctx context.Context, from func(int) moldcast.Seq, since moldcast.Stamp, window int64) error {
 	var m merge
 	for i, s := range r.cfg.Streams {
 		f := &feed{
 			stream: i, pos: min(max(from(i), s.Range.First), s.Range.Next), limit: s.Range.Next, sparse: s.Sparse,
 			size: moldcast.PayloadSize(r.cfg.MTU) - moldcast.HeaderSize, repack: r.cfg.Packets == Repack, window: window,
 		}
-		src, err := s.Open(f.pos)
+		r.feeds = append(r.feeds, f)
+		var err error
+		if s.Heard != nil {
+			f.pos = s.Range.First
+			f.heard, err = s.Heard(since)
+		} else if f.src, err = s.Open(f.pos); err == nil && s.Marks != nil && r.paced {
+			f.marks.src, err = s.Marks(f.pos)
+		}
 		if err != nil {
 			return fmt.Errorf("session %s: %w", s.Session, err)
 		}
-		f.src = src
-		r.feeds = append(r.feeds, f)
 		if err := f.advance(); err != nil {
 			return fmt.Errorf("session %s: %w", s.Session, err)
 		}
@@ -155,10 +166,13 @@ func (r *readAhead) add(ctx context.Context, f *feed) bool {
 	}
 	if e.kind == packet {
 		n := int(e.next - e.first)
-		it.msgs = uint16(n)
+		it.msgs, it.count = uint16(n), uint16(n)
+		if n == 0 {
+			it.count = e.count
+		}
 		it.bytes = uint32(len(e.framed) - n*moldcast.LengthSize)
 		it.at = uint32(len(c.buf))
-		c.buf = moldcast.AppendHeader(c.buf, r.sessions[f.stream], e.first, uint16(n))
+		c.buf = moldcast.AppendHeader(c.buf, r.sessions[f.stream], e.first, it.count)
 		c.buf = append(c.buf, e.framed...)
 		it.end = uint32(len(c.buf))
 	}
@@ -230,11 +244,11 @@ func (r *readAhead) await(ctx context.Context, f *feed) error {
 			return fmt.Errorf("session %s: %w", s.Session, err)
 		}
 		closeSource(f.src)
-		f.src, f.pos, f.rest, f.pending = src, at, moldcast.Messages{}, false
+		f.src, f.pos, f.rest, f.pending, f.known = src, at, moldcast.Messages{}, false, false
 		if err := f.advance(); err != nil {
 			return fmt.Errorf("session %s: %w", s.Session, err)
 		}
-		if f.head.kind == packet {
+		if f.head.kind == packet || f.head.kind == heartbeat {
 			return nil
 		}
 	}

@@ -36,7 +36,7 @@ type heardLog struct {
 // Heard takes a datagram into the line log, which begins with the first one.
 // It is to be called before what of the datagram is stored. Nothing of it is
 // durable before the block is that is open when it is taken up. Where memory is
-// full it is counted, and missing in the log.
+// full it is counted, and missing in the log; with Options.Wait it waits.
 func (w *Writer) Heard(h moldcast.Heard) {
 	l := &w.heard
 	if l.in == nil {
@@ -49,9 +49,6 @@ func (w *Writer) Heard(h moldcast.Heard) {
 	}
 }
 
-// HeardLost is how many datagrams the line log lacks. It belongs to the owner.
-func (w *Writer) HeardLost() uint64 { return w.heard.lost }
-
 // takeHeard puts what was heard into the open block. REQUIRES: mu, and the
 // owner's goroutine or one behind it.
 func (w *Writer) takeHeard() {
@@ -59,8 +56,20 @@ func (w *Writer) takeHeard() {
 	if len(l.in) == 0 || w.closing {
 		return
 	}
+	most := w.a.o.QueueBytes / 4 * 3 // messages come first
+	for w.a.o.Wait && w.pending > most && w.err == nil {
+		if !w.open.b.Empty() && w.pending == w.open.size() {
+			w.cut() // everything waits in the open block
+		}
+		if w.done.Wait(); w.closing {
+			return
+		}
+	}
 	if l.id == 0 {
 		l.id = moldcast.StampOf(w.a.o.Clock())
+		if w.open.b.Pieces() > 0 { // stored under no log: it stays apart
+			w.cut()
+		}
 	}
 	if n := w.open.b.HeardCount(); n > 0 && n+len(l.in) > min(heardOfBlock*w.a.o.BlockSize/8, block.MaxHeard) {
 		w.cut()
@@ -72,7 +81,7 @@ func (w *Writer) takeHeard() {
 	}
 	lost := uint64(0)
 	for _, h := range l.in {
-		if w.pending > w.a.o.QueueBytes/4*3 || m.b.Heard(h) != nil { // messages come first
+		if w.pending > most || m.b.Heard(h) != nil {
 			lost++
 			continue
 		}

@@ -737,6 +737,9 @@ func (w *Writer) Close() error {
 	s.mu.Unlock()
 	w.pipeline.Wait()
 	w.workers.Wait()
+	if n := w.heard.lost; n > 0 {
+		w.a.o.Log.Warn("the line log lacks datagrams: memory was full", "session", s.ref, "datagrams", n)
+	}
 	s.mu.Lock()
 	err := w.err
 	if err != nil {

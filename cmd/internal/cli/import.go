@@ -46,6 +46,7 @@ type importFlags struct {
 	protocol string
 	codec    string
 	verify   bool
+	lineLog  string
 	strict   bool
 }
 
@@ -85,6 +86,7 @@ are recorded as holes. Importing a file again adds nothing. "-" reads stdin.`,
 	f.StringVar(&fl.protocol, "protocol", "", "moldudp64 or iex-tp: look only for this (default: both)")
 	f.StringVar(&fl.codec, "codec", store.CodecAuto.String(), config.CodecUsage)
 	f.BoolVar(&fl.verify, "verify-blocks", true, config.VerifyUsage)
+	f.StringVar(&fl.lineLog, "line-log", "off", "keep when and on which line each packet of a capture file came, for replay --as-heard, `off|on`; of sessions that the archive held nothing of")
 	f.BoolVar(&fl.strict, "strict", false, "exit 1 if a session has holes")
 	e.addArchive(c)
 	e.addJSON(c, "print the summary as one JSON document")
@@ -210,6 +212,9 @@ func (r *importRun) configure(c *cobra.Command) error {
 	if r.codec, err = store.ParseCodec(r.flags.codec); err != nil {
 		return usagef("--codec %v", err)
 	}
+	if l := r.flags.lineLog; l != "on" && l != "off" {
+		return usagef("--line-log %q: want off or on", l)
+	}
 	if r.flags.itch && c.Flags().Changed("rate") {
 		return usagef("--itch and --rate both give the times: want one of them")
 	}
@@ -232,6 +237,7 @@ func (r *importRun) run(ctx context.Context, names []string) error {
 		o.Codec, o.NoVerify = r.codec, !r.flags.verify
 		return store.OpenOrCreate(r.env.archiveDir(), o)
 	}, time.Now)
+	r.im.LineLog = r.flags.lineLog == "on"
 	stop := r.progress()
 	err := r.all(ctx)
 	stop()

@@ -50,8 +50,9 @@ type replayFlags struct {
 	ring              uint64
 	http              string
 
-	impair impairFlags
-	stress stressFlags
+	impair  impairFlags
+	asHeard bool
+	stress  stressFlags
 }
 
 func newReplayCmd(e *env) *cobra.Command {
@@ -105,6 +106,7 @@ right seek 10 s, down and up a minute, . sends the next packet, q quits.`,
 	f.pacing.add(c)
 	fl.Uint64Var(&f.ring, "ring", 0, "answer requests for the newest `N` messages only, as a sender with such a ring does; 0: for all")
 	fl.StringVar(&f.http, "http", "", "status and control on `ADDR` (host:port), see README")
+	fl.BoolVar(&f.asHeard, "as-heard", false, "replay line A and B as they were heard, with losses, repeats, order and heartbeats, of a session with a line log (capture --line-log); --line-b is where B goes")
 	f.impair.add(c)
 	e.addJSON(c, "print the summary as JSON on stdout")
 	return c
@@ -170,6 +172,9 @@ func (f *replayFlags) config(c *cobra.Command) (replay.Config, error) {
 		return cfg, err
 	}
 	if err := f.stress.check(c); err != nil {
+		return cfg, err
+	}
+	if err := f.checkHeard(c); err != nil {
 		return cfg, err
 	}
 	if f.startAt != "" {
@@ -269,6 +274,8 @@ type replayStream struct {
 	lineB netip.AddrPort               // where there is one
 	lines [len(lineNames)]*impair.Line // nil: harms nothing
 
+	line int // with --as-heard: which
+
 	damaged atomic.Uint64 // ranges that were read, and were not good
 }
 
@@ -359,6 +366,12 @@ func (e *env) replay(c *cobra.Command, args []string, f *replayFlags) (err error
 	if err := f.stress.apply(c.Context(), e, streams, &cfg); err != nil {
 		return err
 	}
+	var missing []notHeard
+	if f.asHeard {
+		if streams, missing, err = e.asHeard(streams); err != nil {
+			return err
+		}
+	}
 	var harms *impairLog
 	if f.impair.log != "" {
 		if harms, err = newImpairLog(f.impair.log); err != nil {
@@ -392,7 +405,7 @@ func (e *env) replay(c *cobra.Command, args []string, f *replayFlags) (err error
 	if err != nil {
 		return err
 	}
-	return e.play(c.Context(), player, cfg, streams, f, listen, func(rep *replay.Report, ended error) error {
+	return e.play(c.Context(), player, cfg, streams, missing, f, listen, func(rep *replay.Report, ended error) error {
 		return page.write(streams, f.how(&cfg, rep.TX, ended), rep)
 	})
 }
@@ -433,7 +446,7 @@ func (e *env) replayRange(s *replayStream, ranges *rangeFlags) (none string, err
 		s.view.Bounds() // looks for segments that were sealed meanwhile
 		return &recorded{cursor: s.view.Cursor(from), ref: s.ref, log: e.log, damaged: &s.damaged}, nil
 	}
-	s.SeqAt = s.view.SeqAt
+	s.SeqAt, s.Marks = s.view.SeqAt, e.marksOf(s)
 	return "", nil
 }
 
@@ -535,7 +548,7 @@ func (e *env) replaySockets(streams []*replayStream, f *replayFlags, log *impair
 
 // play runs the player, and beside it what answers requests and the terminal;
 // done is called with what became of it, however it ended.
-func (e *env) play(ctx context.Context, player *replay.Player, cfg replay.Config, streams []*replayStream, f *replayFlags, listen netip.AddrPort, done func(rep *replay.Report, ended error) error) error {
+func (e *env) play(ctx context.Context, player *replay.Player, cfg replay.Config, streams []*replayStream, missing []notHeard, f *replayFlags, listen netip.AddrPort, done func(rep *replay.Report, ended error) error) error {
 	up := ready{Event: "ready"}
 	var server *retransmit.Server
 	if f.retransmitListen != "" {
@@ -587,8 +600,9 @@ func (e *env) play(ctx context.Context, player *replay.Player, cfg replay.Config
 	if e.json {
 		sum := struct {
 			replay.Report
-			Impaired []lineSummary `json:"impaired,omitempty"`
-		}{rep, harmed(streams)}
+			Impaired   []lineSummary `json:"impaired,omitempty"`
+			NotAsHeard []notHeard    `json:"not_as_heard,omitempty"`
+		}{rep, harmed(streams), missing}
 		if perr := e.printJSON(sum); perr != nil {
 			return perr
 		}
@@ -611,6 +625,8 @@ func (e *env) play(ctx context.Context, player *replay.Player, cfg replay.Config
 		return fmt.Errorf("--http: %w", webErr)
 	case serverErr != nil:
 		return fmt.Errorf("--retransmit-listen: %w", serverErr)
+	case f.strict && len(missing) > 0:
+		return faultf("--strict: %s not replayed as heard", count(uint64(len(missing)), "range"))
 	case damagedOf(streams) > 0:
 		return faultf("%s of the recording not replayed: `moldtape verify` names them", count(damagedOf(streams), "damaged range"))
 	case f.strict && rep.Holes > 0:

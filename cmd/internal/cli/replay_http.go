@@ -85,6 +85,11 @@ func (r *remote) status() replayStatus {
 		out.Position = &t
 	}
 	for i, st := range r.streams {
+		if st.line > 0 { // one session, on two lines as they were heard
+			last := &out.Sessions[len(out.Sessions)-1]
+			last.Lines = append(last.Lines, st.group.String())
+			continue
+		}
 		name, _ := replay.LoopSession(st.Session, max(s.Loop, 1), r.cfg.Loop)
 		x := remoteStream{Session: st.ref.String(), Published: name.String(), State: "starting", Lines: []string{st.group.String()},
 			FirstSeq: st.Range.First, NextSeq: r.player.Published(i), EndSeq: st.Range.Next}
@@ -230,7 +235,7 @@ func (r *remote) seek(v url.Values) error {
 		if i < 0 {
 			return fmt.Errorf("session %q is not replayed: want one of %s", name, r.names())
 		}
-	case len(r.streams) > 1:
+	case slices.ContainsFunc(r.streams[1:], func(s *replayStream) bool { return s.line == 0 }):
 		return fmt.Errorf("seq is of one session: give session too, one of %s", r.names())
 	}
 	seq, err := parseSeq("seq", v.Get("seq"))
@@ -251,7 +256,9 @@ func (r *remote) seek(v url.Values) error {
 func (r *remote) names() string {
 	var out []string
 	for _, s := range r.streams {
-		out = append(out, s.ref.String())
+		if s.line == 0 {
+			out = append(out, s.ref.String())
+		}
 	}
 	return strings.Join(out, ", ")
 }

@@ -147,7 +147,9 @@ func (p *page) write(streams []*replayStream, how string, rep *replay.Report) er
 	}
 	var names []string
 	for _, s := range streams {
-		names = append(names, s.ref.String())
+		if s.line == 0 {
+			names = append(names, s.ref.String())
+		}
 	}
 	err := errors.Join(
 		pacereport.Write(p.tmp, pacereport.Page{Sessions: names, How: how, Report: rep}),
@@ -193,6 +195,9 @@ func (f *replayFlags) how(c *replay.Config, tx string, ended error) string {
 		w = append(w, fmt.Sprintf("quiet times at most %v", c.Pace.MaxIdle))
 	}
 	w = append(w, "catch-up "+f.pacing.catchUp, "spin "+f.pacing.spin, "tx "+tx)
+	if f.asHeard {
+		w = append(w, "as heard")
+	}
 	if len(f.impair.lineB) > 0 {
 		w = append(w, "line B to "+strings.Join(f.impair.lineB, " and "))
 	}

@@ -42,6 +42,10 @@ type Importer struct {
 	order    []*Session
 	file     int
 	confirm  bool // of the file: see File
+
+	// LineLog keeps a line log of the packets of sessions that the archive held
+	// nothing of.
+	LineLog bool
 }
 
 type key struct {
@@ -64,7 +68,8 @@ type Session struct {
 	older  []*take
 	groups []string // by the numbers that Line gave
 
-	file        int // that what follows belongs to
+	turns       uint32 // datagrams in line logs
+	file        int    // that what follows belongs to
 	lines       map[uint8]*line
 	seen        gap.Set // what the file brought since it went back to a new take
 	unconfirmed []*Conflict
@@ -198,6 +203,7 @@ func (x *Session) Mark(m moldcast.Mark) error {
 			return err
 		}
 	}
+	t.hear(x, moldcast.Heard{Stamp: m.Stamp, First: m.Next, Count: countOf(m.Kind), Line: m.Line})
 	m.Line = t.lineOf(x, m.Line)
 	if m.Kind == moldcast.Heartbeat {
 		t.Heartbeats++
@@ -215,6 +221,27 @@ func (x *Session) Mark(m moldcast.Mark) error {
 		t.pending = append(t.pending, m)
 	}
 	return nil
+}
+
+// countOf is the count of a mark on the wire.
+func countOf(k moldcast.Kind) uint16 {
+	if k == moldcast.End {
+		return moldcast.EndCount
+	}
+	return 0
+}
+
+// hear takes a datagram into the line log: of a take that this import began, and
+// that it went on with. Importing a file twice adds nothing, and what a sender
+// that began anew sent before that was known is in the log of another take.
+func (t *take) hear(x *Session, h moldcast.Heard) {
+	if !x.im.LineLog || !x.im.confirm || !t.fresh || t.made != 0 || t.w == nil || h.Line == moldcast.AnswerLine {
+		return
+	}
+	h.Line = t.lineOf(x, h.Line)
+	h.Turn = x.turns
+	x.turns++
+	t.w.Heard(h)
 }
 
 // Between is the time that belongs to a retransmission of seq: interpolated by

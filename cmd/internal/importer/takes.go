@@ -185,6 +185,13 @@ func (x *Session) Add(p moldcast.Piece, place any) error {
 	if err != nil {
 		return err
 	}
+	if !answer {
+		h := moldcast.Heard{Stamp: p.Heard, First: p.First, Count: uint16(p.Msgs.Len()), Line: p.Line}
+		if conflicts > 0 {
+			h.Flags = moldcast.Differs
+		}
+		l.cur.hear(x, h)
+	}
 	if conflicts > 0 && back && x.seen.Contains(at) {
 		if x.im.confirm && len(l.held) == 0 {
 			x.follow(l, p, nil)
