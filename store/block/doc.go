@@ -200,7 +200,7 @@
 // of the raw form:
 //
 //	u8   clocks; for each: u8 length, u8 first byte of messages, u8 bytes of the
-//	     field (bits 0-3), little-endian (4), u8 at, u8 exponent: counts of
+//	     field (bits 0-3), little-endian (4; 5-7 are 0), u8 at, u8 exponent: counts of
 //	     10^exponent ns, 0 to 9
 //	u8   unit, as in the raw form
 //	uv   the first difference

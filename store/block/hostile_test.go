@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"cmp"
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"maps"
 	"math/rand/v2"
@@ -392,6 +393,32 @@ func (w *wreck) damageHeader(rnd *rand.Rand) {
 	default:
 		r := &h.Times[rnd.IntN(len(h.Times))]
 		at([]*moldcast.Stamp{&r.Min, &r.Max, &r.First, &r.Last}[rnd.IntN(4)])
+	}
+}
+
+// Bits of a clock that mean nothing yet are refused: to who wrote them they do.
+func TestClockBits(t *testing.T) {
+	e := mustEncoder(t, EncoderOptions{Level: Dense, Learn: true})
+	h, body := encodeBlock(t, e, feedBlock("itch", 60<<10, 1, 3))
+	w := wrecked(t, h.Append(nil), body, true)
+	i := slices.IndexFunc(w.sections, func(s wreckedSection) bool { return s.tag == tagTimes })
+	clocks := w.sections[i].parts[0].head
+	if clocks[0] == 0 {
+		t.Fatal("no clocks")
+	}
+	d := mustDecoder(t, DecoderOptions{})
+	for bit := range 8 {
+		w := w.clone()
+		w.sections[i].parts[0].head[3] = clocks[3] ^ 1<<bit
+		header, body := w.block()
+		h, err := ParseHeader(header)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var b Block
+		if err := d.Decode(h, body, &b); bit >= 5 && !errors.As(err, new(*CorruptError)) {
+			t.Errorf("bit %d: %v", bit, err)
+		}
 	}
 }
 

@@ -199,7 +199,7 @@ func (l *lagReader) decode(dst, stored []byte, limit int, b *Block, z *zstd.Deco
 		c := clock{shape: shapeOf(s.byte())<<8 | shapeOf(s.byte())}
 		k := s.byte()
 		c.n, c.little, c.at, c.exp = k&15, k&16 != 0, s.byte(), s.byte()
-		if s.reason != "" || c.n < 1 || c.n > 8 || int(c.at)+int(c.n) > c.shape.width() || c.exp > 9 {
+		if s.reason != "" || k > 31 || c.n < 1 || c.n > 8 || int(c.at)+int(c.n) > c.shape.width() || c.exp > 9 {
 			return nil, "clock that is no field of a message"
 		}
 		l.clocks = append(l.clocks, c)
