@@ -192,7 +192,7 @@ func (c *Channel) watch(now moldcast.Instant) {
 		heard := c.heardAt(i)
 		last = max(last, heard)
 		was := now - l.since
-		if l.set(now, (live > 0 || l.on) && !quiet && now-heard > silence, heard) {
+		if l.set(now, (live > 0 || l.on) && !quiet && now-heard > silence, heard) && !quiet {
 			log.Info("recovered: line is heard again", "channel", c.cfg.Channel, "line", mcast.LineName(i), "after", time.Duration(was))
 		}
 		if l.due(now, 0) {
@@ -203,7 +203,7 @@ func (c *Channel) watch(now moldcast.Instant) {
 	n := &h.nothing
 	was := now - n.since
 	idle := quiet || c.cfg.Feed.Heartbeats == moldcast.HeartbeatNone // silence means nothing then
-	if n.set(now, live == 0 && !idle && now-last > silence, last) {
+	if n.set(now, live == 0 && !idle && now-last > silence, last) && !idle {
 		log.Info("recovered: packets come again", "channel", c.cfg.Channel, "after", time.Duration(was))
 	}
 	if n.due(now, 0) {

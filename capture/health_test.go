@@ -204,6 +204,7 @@ func TestSilenceDegrades(t *testing.T) {
 	p.end(1, 11)
 	p.at(60 * sec)
 	p.want("ended")
+	p.logged("recovered: line is heard again", 1) // of B: A was not, to the end
 	p.logged("degraded: no packets", 1)
 }
 
