@@ -41,10 +41,13 @@ type PublisherConfig struct {
 	// Quorum is told the acknowledgements that Acks receives; both or neither.
 	// Run owns it. With Gate End of Session is sent only once the quorum holds
 	// all that was published: until then heartbeats go on, and requests are
-	// answered.
-	Quorum *moldcast.Quorum
-	Acks   Socket
-	Gate   bool
+	// answered. Where that cannot come about any more by what the ring has
+	// (ErrGateLost), Run ends after GateTimeout without an archive that gets
+	// further; 0: never.
+	Quorum      *moldcast.Quorum
+	Acks        Socket
+	Gate        bool
+	GateTimeout time.Duration
 
 	Linger time.Duration // how long End of Session is repeated, and requests are answered, after the last message
 	Clock  Clock         // nil: a new SystemClock
@@ -90,8 +93,8 @@ func NewPublisher(c PublisherConfig) (*Publisher, error) {
 	if (c.Quorum == nil) != (c.Acks == nil) || c.Gate && c.Quorum == nil {
 		return nil, errors.New("a publisher's quorum needs a socket for acknowledgements, its gate a quorum")
 	}
-	if c.Linger < 0 {
-		return nil, fmt.Errorf("linger %v: want none below 0", c.Linger)
+	if c.Linger < 0 || c.GateTimeout < 0 {
+		return nil, fmt.Errorf("linger %v, gate timeout %v: want none below 0", c.Linger, c.GateTimeout)
 	}
 	if c.Clock == nil {
 		c.Clock = NewClock()
@@ -117,7 +120,8 @@ func (p *Publisher) Stats() PublisherStats { return p.stats }
 // Run publishes all messages of src, ends the session and lingers. When ctx
 // ends it sends what it has taken from src and an End of Session, and returns
 // nil at once. An error is that of src (after an End of Session, since what
-// was published stands) or of a closed socket, or wraps ErrGate.
+// was published stands) or of a closed socket, or wraps ErrGate
+// or ErrGateLost.
 func (p *Publisher) Run(ctx context.Context, src Source) error {
 	r := &publishing{Publisher: p, ctx: ctx, wake: NewWake()}
 	r.emitFn = r.emit
@@ -188,7 +192,8 @@ type publishing struct {
 	nextStatus                    moldcast.Instant // of it
 	lowAlarm, keyAlarm, gateAlarm moldcast.Instant // when each may be logged again
 	gatePause                     moldcast.Instant // between two of the second
-	early                         bool             // an early end of the source was logged
+	gate                          gateWatch
+	early                         bool // an early end of the source was logged
 }
 
 func (r *publishing) run() error {
@@ -222,8 +227,13 @@ func (r *publishing) run() error {
 			if err := r.sendReady(now); err != nil {
 				return err
 			}
-			if !r.gated(now) {
+			switch gated := r.gated(now); {
+			case !gated:
 				r.sender.Finish()
+			case r.gate.expired(now, r.cfg.GateTimeout):
+				r.quorumStatus(now)
+				r.sent.Store(uint64(r.sender.Sent()))
+				return errors.Join(fmt.Errorf("%w: nothing new for %v", ErrGateLost, r.cfg.GateTimeout), r.sourceError())
 			}
 		}
 		if wait > now {

@@ -3,6 +3,7 @@ package mcast
 import (
 	"errors"
 	"fmt"
+	"strings"
 	"time"
 
 	"github.com/moldtape/moldtape/moldcast"
@@ -11,6 +12,11 @@ import (
 // ErrGate: a Publisher was stopped while PublisherConfig.Gate held its End of
 // Session, which was not sent.
 var ErrGate = errors.New("stopped before the quorum held everything; no End of Session was sent")
+
+// ErrGateLost: the quorum could not hold everything any more, since archives
+// miss messages that have left the ring, and nobody else brought them. No End of
+// Session was sent.
+var ErrGateLost = errors.New("the quorum cannot hold everything: archives miss messages that have left the ring; no End of Session was sent")
 
 // QuorumStatus is how far a Publisher's Quorum has come.
 type QuorumStatus struct {
@@ -97,7 +103,14 @@ func (r *publishing) gated(now moldcast.Instant) bool {
 	}
 	sent := r.sender.Sent()
 	r.waiting = r.cfg.Quorum.Seq(sent) < sent
-	if r.waiting && now >= r.gateAlarm {
+	if !r.waiting {
+		return false
+	}
+	if now >= r.gate.next {
+		r.gate.next = now + quorumEvery
+		r.gate.look(now, r.quorumStatus(now), r.sender.Config().First, r.sender.Kept().First)
+	}
+	if now >= r.gateAlarm {
 		r.gatePause = min(max(gateFirst, 2*r.gatePause), gateLast)
 		r.gateAlarm = now + r.gatePause
 		st := r.quorumStatus(now)
@@ -109,6 +122,54 @@ func (r *publishing) gated(now moldcast.Instant) bool {
 		}
 		r.cfg.Log.Info("End of Session waits for the quorum", "quorum", st.K, "archives_complete", st.Complete(), "archives_whole", whole, "archives_seen", len(st.Archives),
 			"quorum_seq", st.Seq, "sent_seq", sent, "lag_messages", sent-st.Seq)
+		if len(r.gate.lost) > 0 {
+			attrs := []any{"ring_from", r.sender.Kept().First, "archives_beyond", strings.Join(r.gate.lost, ", ")}
+			if r.gate.hopeless && r.cfg.GateTimeout > 0 {
+				attrs = append(attrs, "gives_up_in", (r.cfg.GateTimeout - time.Duration(now-r.gate.since)).Round(time.Second))
+			}
+			r.cfg.Log.Warn("what archives miss has left the ring; repair them from another archive: capture --recovery, --rerequest, or repair --from", attrs...)
+		}
 	}
-	return r.waiting
+	return true
+}
+
+// gateWatch sees whether what the gate waits for can come about.
+type gateWatch struct {
+	next     moldcast.Instant // when to look again
+	lost     []string         // archives, and from where on what they miss has left the ring
+	hopeless bool             // too many of them
+	held     uint64           // messages, by all archives
+	since    moldcast.Instant // when that changed, or it became hopeless
+}
+
+// look takes note of where archives are. first is that of the session, ring what
+// requests are answered from.
+func (g *gateWatch) look(now moldcast.Instant, st QuorumStatus, first, ring moldcast.Seq) {
+	g.lost = g.lost[:0]
+	held, can := uint64(0), max(0, st.K-len(st.Archives)) // of others nothing is known
+	for _, a := range st.Archives {
+		held += a.Held.Len()
+		misses := a.Held.Next
+		if a.State == moldcast.ArchiveLate {
+			misses = first
+		}
+		switch {
+		case a.State == moldcast.ArchiveOther:
+		case misses >= ring || a.State == moldcast.ArchiveUnproven:
+			can++
+		default:
+			g.lost = append(g.lost, fmt.Sprintf("%v from %d", a.Addr, misses))
+		}
+	}
+	was := g.hopeless
+	if g.hopeless = can < st.K; g.hopeless && (!was || held != g.held) {
+		g.since = now
+	}
+	g.held = held
+}
+
+// expired reports whether it has been hopeless for so long without an archive
+// that gets further.
+func (g *gateWatch) expired(now moldcast.Instant, limit time.Duration) bool {
+	return limit > 0 && g.hopeless && now-g.since >= moldcast.Instant(limit)
 }

@@ -22,7 +22,11 @@ type quorumFlags struct {
 	allow  []string
 	key    string
 	gate   bool
+	limit  time.Duration
 }
+
+// gateTimeout is the default of --gate-timeout.
+const gateTimeout = 10 * time.Minute
 
 func (f *quorumFlags) add(c *cobra.Command) {
 	fl := c.Flags()
@@ -31,6 +35,8 @@ func (f *quorumFlags) add(c *cobra.Command) {
 	fl.StringArrayVar(&f.allow, "ack-allow", nil, "take acknowledgements only from this `CIDR` (may repeat; default loopback, private, shared and link-local addresses)")
 	fl.StringVar(&f.key, "ack-key", "", "take only acknowledgements made with the key in `FILE`, as capture --ack-key")
 	fl.BoolVar(&f.gate, "gate", false, "publish End of Session only when the quorum holds everything durably")
+	f.limit = gateTimeout
+	fl.Var(config.Duration{P: &f.limit}, "gate-timeout", "give up (exit 1) after `DUR` in which no archive gets further, once too many miss what has left the ring (0: never)")
 }
 
 // config checks the flags, and opens the socket, where a quorum is wanted.
@@ -40,6 +46,8 @@ func (f *quorumFlags) config(e *env, s moldcast.SenderConfig, cfg *mcast.Publish
 		switch {
 		case f.gate:
 			return usagef("--gate goes with --quorum K and --ack-listen ADDR")
+		case f.limit != gateTimeout:
+			return usagef("--gate-timeout goes with --gate")
 		case len(f.allow) > 0 || f.key != "":
 			return usagef("--ack-allow and --ack-key go with --quorum K and --ack-listen ADDR")
 		}
@@ -52,6 +60,9 @@ func (f *quorumFlags) config(e *env, s moldcast.SenderConfig, cfg *mcast.Publish
 	at, err := requestAddr("--ack-listen", f.listen)
 	if err != nil {
 		return err
+	}
+	if f.limit != gateTimeout && !f.gate {
+		return usagef("--gate-timeout goes with --gate")
 	}
 	q := moldcast.QuorumConfig{Session: s.Session, First: s.First, K: f.k}
 	if q.Allow, err = config.ParseAllow(f.allow); err != nil {
@@ -66,7 +77,7 @@ func (f *quorumFlags) config(e *env, s moldcast.SenderConfig, cfg *mcast.Publish
 	if cfg.Quorum, err = moldcast.NewQuorum(q); err != nil {
 		return err
 	}
-	cfg.Gate = f.gate
+	cfg.Gate, cfg.GateTimeout = f.gate, f.limit
 	sock, err := mcast.Listen(mcast.ListenConfig{Addr: at, MaxDatagram: moldcast.AckSize, Log: e.log})
 	if err != nil {
 		return socketError("--ack-listen", err)
