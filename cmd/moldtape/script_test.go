@@ -41,6 +41,8 @@ func TestScripts(t *testing.T) {
 				return os.Getenv("MOLDTAPE_CORPUS") != "", nil
 			case "long":
 				return os.Getenv("MOLDTAPE_LONG") != "", nil
+			case "netns": // a pair of interfaces can be made, in a namespace of its own
+				return exec.Command("unshare", "-n", "ip", "link", "add", "va", "type", "veth", "peer", "name", "vb").Run() == nil, nil
 			}
 			return false, fmt.Errorf("unknown condition %q", cond)
 		},
