@@ -136,7 +136,7 @@ func (a *Archive) Writer(channel string, sess moldcast.Session, take int) (*Writ
 	s.w = w
 	s.mem = nil
 	w.markFilter.head = w.storedMarks()
-	w.fresh()
+	w.fresh(0)
 	w.publish()
 	s.mu.Unlock()
 	learned := &plans{run: w.workers.Go}
@@ -241,8 +241,9 @@ func (w *Writer) signal() {
 	}
 }
 
-// fresh begins an open block. REQUIRES: mu.
-func (w *Writer) fresh() {
+// fresh begins an open block, which is likely to come to size bytes. REQUIRES:
+// mu.
+func (w *Writer) fresh(size int) {
 	m := &memBlock{id: w.nextBlock, begun: time.Now(), firstOp: w.ops}
 	w.nextBlock++
 	if n := len(w.free); n > 0 {
@@ -250,6 +251,7 @@ func (w *Writer) fresh() {
 	} else {
 		m.b = block.NewBuilder(w.s.ref.Session)
 	}
+	m.b.Grow(size)
 	w.open = m
 	w.s.mem = append(w.s.mem, m)
 }
@@ -259,7 +261,8 @@ func (w *Writer) cut() {
 	m := w.open
 	m.state = blockCut
 	w.queue = append(w.queue, m)
-	w.fresh()
+	size := m.b.RawSize()
+	w.fresh(size + size/64) // a packet more does not make it grow
 	w.work.Signal()
 }
 

@@ -337,3 +337,26 @@ func TestBuilderReadersBesideWriter(t *testing.T) {
 	}
 	wg.Wait()
 }
+
+// Room that was made is not made again, and what is held stays as it is.
+func TestGrow(t *testing.T) {
+	b, pieces := filled(4<<10, 4, 0)
+	before := string(b.arena)
+	b.Grow(64 << 10)
+	if string(b.arena) != before || cap(b.arena) < 64<<10 {
+		t.Fatalf("%d bytes of %d, want %d of at least %d", len(b.arena), cap(b.arena), len(before), 64<<10)
+	}
+	b.Grow(1)
+	b.Grow(0)
+	at := &b.arena[0]
+	for b.RawSize() < 60<<10 {
+		p := pieces[0]
+		p.First = b.Bounds().Next
+		if err := b.Append(p); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if &b.arena[0] != at {
+		t.Error("it grew all the same")
+	}
+}
