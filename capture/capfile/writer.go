@@ -46,19 +46,19 @@ const (
 type Writer struct {
 	w      *bufio.Writer
 	format Format
-	file   interface {
+	file   interface { // of pcapng
 		WritePacket(gopacket.CaptureInfo, []byte) error
 	}
-	enc *encoder
+	enc    encoder
+	record [16]byte // head of a pcap's record
 }
 
 // NewWriter writes the file header to w.
 func NewWriter(w io.Writer, f Format) (*Writer, error) {
-	x := &Writer{w: bufio.NewWriterSize(w, 1<<16), format: f, enc: newEncoder()}
+	x := &Writer{w: bufio.NewWriterSize(w, 1<<16), format: f}
 	switch f {
 	case Pcap:
 		file := pcapgo.NewWriterNanos(x.w)
-		x.file = file
 		return x, file.WriteFileHeader(MaxFrame, layers.LinkTypeEthernet)
 	case Pcapng:
 		// It takes x.w for its own buffer, as that is large enough.
@@ -84,11 +84,20 @@ func (w *Writer) Write(stamp moldcast.Stamp, dst netip.AddrPort, payload []byte)
 	if stamp < 0 || w.format == Pcap && int64(stamp)/1e9 > math.MaxUint32 {
 		return fmt.Errorf("%w: %v", ErrPcapTime, stamp.Time())
 	}
-	frame, err := w.enc.frame(dst, payload)
-	if err != nil {
+	frame := w.enc.frame(dst, payload)
+	if w.format == Pcap { // for each of many packets; as pcapgo's, in ns and little-endian
+		le := binary.LittleEndian
+		le.PutUint32(w.record[:], uint32(int64(stamp)/1e9))
+		le.PutUint32(w.record[4:], uint32(int64(stamp)%1e9))
+		le.PutUint32(w.record[8:], uint32(len(frame)))
+		le.PutUint32(w.record[12:], uint32(len(frame)))
+		_, err := w.w.Write(w.record[:])
+		if err == nil {
+			_, err = w.w.Write(frame)
+		}
 		return err
 	}
-	err = w.file.WritePacket(gopacket.CaptureInfo{Timestamp: stamp.Time(), CaptureLength: len(frame), Length: len(frame)}, frame)
+	err := w.file.WritePacket(gopacket.CaptureInfo{Timestamp: stamp.Time(), CaptureLength: len(frame), Length: len(frame)}, frame)
 	if err != nil {
 		if e := w.w.Flush(); e != nil {
 			return e // pcapgo keeps only the text of what the system said
@@ -100,71 +109,72 @@ func (w *Writer) Write(stamp moldcast.Stamp, dst netip.AddrPort, payload []byte)
 // Flush writes what is buffered.
 func (w *Writer) Flush() error { return w.w.Flush() }
 
-// encoder makes Ethernet frames in layers and a buffer of its own, which each
-// frame overwrites.
-type encoder struct {
-	buf     gopacket.SerializeBuffer
-	mac     [6]byte
-	dst     [16]byte
-	ether   layers.Ethernet
-	ip4     layers.IPv4
-	ip6     layers.IPv6
-	udp     layers.UDP
-	payload gopacket.Payload
-	over4   []gopacket.SerializableLayer
-	over6   []gopacket.SerializableLayer
-	src4    [4]byte
-	src6    [16]byte
-	ownMAC  [6]byte
-}
+// encoder makes Ethernet frames in a buffer of its own, which each frame
+// overwrites. gopacket's layers sum two bytes at a time.
+type encoder struct{ buf []byte }
 
-func newEncoder() *encoder {
-	e := &encoder{buf: gopacket.NewSerializeBuffer(), ownMAC: [6]byte{0x02}} // locally administered
-	e.ether = layers.Ethernet{SrcMAC: e.ownMAC[:], DstMAC: e.mac[:]}
-	e.ip4 = layers.IPv4{Version: 4, Flags: layers.IPv4DontFragment, TTL: 1, Protocol: layers.IPProtocolUDP, SrcIP: e.src4[:], DstIP: e.dst[:4]}
-	e.ip6 = layers.IPv6{Version: 6, HopLimit: 1, NextHeader: layers.IPProtocolUDP, SrcIP: e.src6[:], DstIP: e.dst[:]}
-	e.over4 = []gopacket.SerializableLayer{&e.ether, &e.ip4, &e.udp, &e.payload}
-	e.over6 = []gopacket.SerializableLayer{&e.ether, &e.ip6, &e.udp, &e.payload}
-	return e
-}
+const (
+	leastFrame    = 60
+	etherTypeIPv4 = 0x0800
+	etherTypeIPv6 = 0x86dd
+)
 
 // frame is an Ethernet frame with one UDP datagram to dst, valid until the next.
-func (e *encoder) frame(dst netip.AddrPort, payload []byte) ([]byte, error) {
+func (e *encoder) frame(dst netip.AddrPort, payload []byte) []byte {
+	be := binary.BigEndian
 	a := dst.Addr().Unmap()
-	udp := etherSize
-	var ls []gopacket.SerializableLayer
+	size := udpSize + len(payload)
+	b := e.buf[:0]
+	var src netip.Addr
 	if a.Is4() {
 		d := a.As4()
-		copy(e.dst[:], d[:])
-		e.mac = [6]byte{0x02, 0x00, d[0], d[1], d[2], d[3]}
+		src = netip.IPv4Unspecified()
 		if a.IsMulticast() {
-			e.mac = [6]byte{0x01, 0x00, 0x5e, d[1] & 0x7f, d[2], d[3]}
+			b = append(b, 0x01, 0x00, 0x5e, d[1]&0x7f, d[2], d[3])
+		} else {
+			b = append(b, 0x02, 0x00, d[0], d[1], d[2], d[3])
 		}
-		e.ether.EthernetType = layers.EthernetTypeIPv4
-		e.udp.SetNetworkLayerForChecksum(&e.ip4)
-		ls = e.over4
-		udp += ipv4Size
+		b = append(b, ownMAC[:]...)
+		b = be.AppendUint16(b, etherTypeIPv4)
+		b = append(b, 0x45, 0)
+		b = be.AppendUint16(b, uint16(ipv4Size+size))
+		b = append(b, 0, 0, 0x40, 0, 1, protoUDP, 0, 0) // not to be fragmented; TTL 1
+		b = append(b, 0, 0, 0, 0)
+		b = append(b, d[:]...)
+		ip := b[etherSize:]
+		be.PutUint16(ip[10:], ^fold(sum(ip, 0)))
 	} else {
-		e.dst = a.As16()
-		d := e.dst[12:]
-		e.mac = [6]byte{0x02, 0x00, d[0], d[1], d[2], d[3]}
+		d := a.As16()
+		src = netip.IPv6Unspecified()
 		if a.IsMulticast() {
-			e.mac[0], e.mac[1] = 0x33, 0x33
+			b = append(b, 0x33, 0x33, d[12], d[13], d[14], d[15])
+		} else {
+			b = append(b, 0x02, 0x00, d[12], d[13], d[14], d[15])
 		}
-		e.ether.EthernetType = layers.EthernetTypeIPv6
-		e.udp.SetNetworkLayerForChecksum(&e.ip6)
-		ls = e.over6
-		udp += ipv6Size
+		b = append(b, ownMAC[:]...)
+		b = be.AppendUint16(b, etherTypeIPv6)
+		b = append(b, 0x60, 0, 0, 0)
+		b = be.AppendUint16(b, uint16(size))
+		b = append(b, protoUDP, 1)
+		b = append(b, make([]byte, 16)...)
+		b = append(b, d[:]...)
 	}
-	e.udp.SrcPort, e.udp.DstPort = layers.UDPPort(dst.Port()), layers.UDPPort(dst.Port())
-	e.payload = payload
-	err := gopacket.SerializeLayers(e.buf, gopacket.SerializeOptions{FixLengths: true, ComputeChecksums: true}, ls...)
-	if err != nil {
-		return nil, err
+	udp := len(b)
+	b = be.AppendUint16(b, dst.Port())
+	b = be.AppendUint16(b, dst.Port())
+	b = be.AppendUint16(b, uint16(size))
+	b = append(append(b, 0, 0), payload...)
+	check := ^fold(sum(b[udp:], pseudo(src, a, size)))
+	if check == 0 {
+		check = 0xffff // 0 would say that there is none (RFC 768)
 	}
-	b := e.buf.Bytes()
-	if e.udp.Checksum == 0 { // layers.UDP leaves the 0 that says there is none
-		binary.BigEndian.PutUint16(b[udp+6:], 0xffff)
+	be.PutUint16(b[udp+6:], check)
+	for len(b) < leastFrame {
+		b = append(b, 0)
 	}
-	return b, nil
+	e.buf = b
+	return b
 }
+
+// ownMAC is from whom frames are: locally administered.
+var ownMAC = [6]byte{0x02}

@@ -104,6 +104,35 @@ func TestWriter(t *testing.T) {
 	})
 }
 
+// Frames are those that gopacket makes of the same headers.
+func TestFramesAsGopacket(t *testing.T) {
+	rapid.Check(t, func(rt *rapid.T) {
+		dst := rapid.SampledFrom([]netip.AddrPort{groupA, group6, netip.MustParseAddrPort("127.0.0.1:1"), netip.MustParseAddrPort("[2001:db8::1]:9")}).Draw(rt, "dst")
+		payload := rapid.SliceOfN(rapid.Byte(), 0, 1500).Draw(rt, "payload")
+		got := appendFrame(nil, dst, payload)
+		ether := &layers.Ethernet{SrcMAC: got[6:12], DstMAC: got[:6], EthernetType: layers.EthernetTypeIPv4}
+		udp := &layers.UDP{SrcPort: layers.UDPPort(dst.Port()), DstPort: layers.UDPPort(dst.Port())}
+		var ip interface {
+			gopacket.NetworkLayer
+			gopacket.SerializableLayer
+		} = &layers.IPv4{Version: 4, Flags: layers.IPv4DontFragment, TTL: 1, Protocol: layers.IPProtocolUDP, SrcIP: make([]byte, 4), DstIP: dst.Addr().AsSlice()}
+		if dst.Addr().Is6() {
+			ether.EthernetType = layers.EthernetTypeIPv6
+			ip = &layers.IPv6{Version: 6, HopLimit: 1, NextHeader: layers.IPProtocolUDP, SrcIP: make([]byte, 16), DstIP: dst.Addr().AsSlice()}
+		}
+		if err := udp.SetNetworkLayerForChecksum(ip); err != nil {
+			rt.Fatal(err)
+		}
+		want := gopacket.NewSerializeBuffer()
+		if err := gopacket.SerializeLayers(want, gopacket.SerializeOptions{FixLengths: true, ComputeChecksums: true}, ether, ip, udp, gopacket.Payload(payload)); err != nil {
+			rt.Fatal(err)
+		}
+		if !bytes.Equal(got, want.Bytes()) && udp.Checksum != 0 {
+			rt.Fatalf("%x\nwant %x", got, want.Bytes())
+		}
+	})
+}
+
 func TestWriterRefuses(t *testing.T) {
 	for _, c := range []struct {
 		f    Format
@@ -152,6 +181,25 @@ func TestWriterDoesNotAllocate(t *testing.T) {
 	w.Write(noon, groupA, p)
 	if n := testing.AllocsPerRun(1000, func() { w.Write(noon, groupA, p) }); n != 0 {
 		t.Errorf("%v allocations a packet", n)
+	}
+}
+
+func BenchmarkWriter(b *testing.B) {
+	for _, size := range []int{60, 1400} {
+		b.Run(fmt.Sprintf("datagram=%d", size), func(b *testing.B) {
+			w, err := NewWriter(io.Discard, Pcap)
+			if err != nil {
+				b.Fatal(err)
+			}
+			p := make([]byte, size)
+			b.SetBytes(int64(16 + etherSize + ipv4Size + udpSize + size))
+			b.ReportAllocs()
+			for b.Loop() {
+				if err := w.Write(noon, groupA, p); err != nil {
+					b.Fatal(err)
+				}
+			}
+		})
 	}
 }
 
