@@ -412,31 +412,40 @@ func TestConnAllocs(t *testing.T) {
 	}
 }
 
-// BenchmarkLoopback is one datagram from Send to Pop.
+// BenchmarkLoopback is datagrams from Send to Pop, of 200 bytes, a batch at a
+// time, by each back end; the ring where it is permitted.
 func BenchmarkLoopback(b *testing.B) {
-	in := join(b, "239.255.50.9", ListenConfig{})
-	out := dial(b, in.LocalAddr(), SendConfig{})
-	wake := NewWake()
-	rx := StartRX(in, NewRing(0, 0), wake, nil)
-	defer rx.Close()
-	batch := make([][]byte, BatchSize)
-	for i := range batch {
-		batch[i] = binary.BigEndian.AppendUint64(make([]byte, 192), uint64(i))
-	}
-	b.SetBytes(200 * BatchSize)
-	b.ReportAllocs()
-	for b.Loop() {
-		must[int](b)(out.Send(batch))
-		for got := 0; got < BatchSize; {
-			c := wake.Arm()
-			if rx.Ring().Empty() {
-				<-c
+	for _, backend := range []Backend{UDPBackend, RingBackend} {
+		b.Run("rx="+backend.String(), func(b *testing.B) {
+			group := netip.MustParseAddrPort("239.255.50.9:26400")
+			taps, err := OpenLines([]ListenConfig{{Addr: group, Interface: "lo"}}, backend)
+			if err != nil {
+				b.Skip(err)
 			}
-			wake.Disarm()
-			for d := rx.Ring().Pop(); d != nil; d = rx.Ring().Pop() {
-				got++
+			out := dial(b, group, SendConfig{})
+			wake := NewWake()
+			rx := StartRX(taps[0].Socket, NewRing(0, 0), wake, nil)
+			defer discard(rx)
+			batch := make([][]byte, BatchSize)
+			for i := range batch {
+				batch[i] = make([]byte, 200)
 			}
-		}
+			b.SetBytes(200 * BatchSize)
+			b.ReportAllocs()
+			for b.Loop() {
+				must[int](b)(out.Send(batch))
+				for got := 0; got < BatchSize; {
+					c := wake.Arm()
+					if rx.Ring().Empty() {
+						<-c
+					}
+					wake.Disarm()
+					for d := rx.Ring().Pop(); d != nil; d = rx.Ring().Pop() {
+						got++
+					}
+				}
+			}
+		})
 	}
 }
 

@@ -207,3 +207,39 @@ func FuzzServer(f *testing.F) {
 		}
 	})
 }
+
+// BenchmarkData frames messages for a stream, and takes them from it again.
+func BenchmarkData(b *testing.B) {
+	for _, size := range []int{40, 400} {
+		var framed []byte
+		for range 1000 {
+			framed = moldcast.AppendMessage(framed, make([]byte, size))
+		}
+		msgs := moldcast.MessagesOf(framed, 1000)
+		wire, _ := AppendData(nil, msgs)
+		b.Run(fmt.Sprintf("append/msg=%d", size), func(b *testing.B) {
+			b.SetBytes(int64(len(framed)))
+			b.ReportAllocs()
+			for b.Loop() {
+				wire, _ = AppendData(wire[:0], msgs)
+			}
+		})
+		b.Run(fmt.Sprintf("receive/msg=%d", size), func(b *testing.B) {
+			c := NewClient(0, Login{Session: Blank})
+			if _, _, err := c.Receive(0, appendFrame(nil, typeAccepted, "DAY1      "+fmt.Sprintf("%20d", 1))); err != nil {
+				b.Fatal(err)
+			}
+			b.SetBytes(int64(len(framed)))
+			b.ReportAllocs()
+			for b.Loop() {
+				for rest := wire; len(rest) > 0; {
+					n, _, err := c.Receive(0, rest)
+					if err != nil {
+						b.Fatal(err)
+					}
+					rest = rest[n:]
+				}
+			}
+		})
+	}
+}

@@ -271,3 +271,24 @@ func TestOfferDoesNotAllocate(t *testing.T) {
 		t.Errorf("%v allocations a packet", n)
 	}
 }
+
+// BenchmarkOffer is one packet through a line, with what it is to become of.
+func BenchmarkOffer(b *testing.B) {
+	for name, c := range map[string]Config{
+		"none": {Seed: 9}, "loss": {Loss: 0.02, BurstLoss: 0.01, BurstLen: 3, Seed: 9}, "reorder": {Reorder: 0.1, Seed: 9}, "jitter": {Jitter: time.Millisecond, Seed: 9},
+	} {
+		b.Run("harm="+name, func(b *testing.B) {
+			l, err := New(c)
+			if err != nil {
+				b.Fatal(err)
+			}
+			pkt, emit, now := make([]byte, 1400), func([]byte) {}, moldcast.Instant(0)
+			b.ReportAllocs()
+			for b.Loop() {
+				now += 10_000
+				l.Poll(now, emit)
+				l.Offer(now, pkt, emit)
+			}
+		})
+	}
+}
