@@ -22,7 +22,6 @@ const (
 	shakeTime  = 15 * time.Second       // at most, for a TLS handshake; never more than Stall
 	placeFirst = time.Second            // one that waits in line for so long is told its place …
 	placeEvery = 5 * time.Second        // … and again
-	denyAfter  = time.Second            // a wrong password is answered so much later
 	inputSize  = 512
 	keepOut    = 4096 // of out, once it is written
 )
@@ -375,10 +374,7 @@ func (r *reader) login(now moldcast.Instant, l *soup.Login) {
 	r.shown.Lock()
 	r.shown.user = l.Name()
 	r.shown.Unlock()
-	if may := r.s.cfg.Authorise; may != nil && !may(l.Name(), l.Password) {
-		if r.s.maySay(StreamUnauthorised) {
-			r.s.cfg.Log.Warn("reader of the recovery stream is not authorised: wrong user or password", "from", r.conn.RemoteAddr(), "user", l.User)
-		}
+	if !r.s.authorised(now, r, l) {
 		r.denyAt = now + moldcast.Instant(denyAfter)
 		return
 	}

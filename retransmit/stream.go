@@ -17,6 +17,7 @@ import (
 
 	"github.com/moldtape/moldtape/moldcast"
 	"github.com/moldtape/moldtape/moldcast/mcast"
+	"github.com/moldtape/moldtape/moldcast/soup"
 	"github.com/moldtape/moldtape/retransmit/admit"
 )
 
@@ -233,6 +234,7 @@ type StreamServer struct {
 		all     map[*reader]struct{}
 		mute    list.List // of *reader: who has not logged in, the longest connected first
 		feeds   map[Recording]*feed
+		denials denials
 	}
 
 	connections, messages, bytes atomic.Uint64
@@ -392,6 +394,32 @@ func (s *StreamServer) allowed(a net.Addr) bool {
 		if p.Contains(ip) {
 			return true
 		}
+	}
+	return false
+}
+
+// authorised reports whether who logs in may read.
+func (s *StreamServer) authorised(now moldcast.Instant, r *reader, l *soup.Login) bool {
+	may := s.cfg.Authorise
+	if may == nil {
+		return true
+	}
+	from := deniedAs(r.raw.RemoteAddr())
+	s.mu.Lock()
+	spent := s.mu.denials.spent(now, from)
+	s.mu.Unlock()
+	why := "too many wrong passwords from this address; it is not looked at"
+	if !spent {
+		if may(l.Name(), l.Password) {
+			return true
+		}
+		why = "wrong user or password"
+		s.mu.Lock()
+		s.mu.denials.wrong(now, from)
+		s.mu.Unlock()
+	}
+	if s.maySay(StreamUnauthorised) {
+		s.cfg.Log.Warn("reader of the recovery stream is not authorised: "+why, "from", r.conn.RemoteAddr(), "user", l.User)
 	}
 	return false
 }

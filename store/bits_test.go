@@ -16,7 +16,7 @@ func TestUnflipAudit(t *testing.T) {
 	fs := vfs.NewMem()
 	a := create(t, pruneOptions(fs))
 	defer a.Close()
-	for i := range 6 {
+	for i := range 4 { // the first, those between, and the last
 		if err := a.Audit(AuditEntry{Event: AuditHold, Session: fmt.Sprint("J*/S", i), Reason: "a reason", By: "JJ"}); err != nil {
 			t.Fatal(err)
 		}

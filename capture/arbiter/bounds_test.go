@@ -16,7 +16,7 @@ func TestMain(m *testing.M) {
 		flag.Visit(func(f *flag.Flag) { set = set || f.Name == "rapid.checks" })
 		checks := "1000"
 		if os.Getenv("MOLDTAPE_LONG") != "" {
-			checks = "30000"
+			checks = "8000"
 		}
 		if !set {
 			_ = flag.Set("rapid.checks", checks)
