@@ -6,9 +6,11 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"runtime"
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/cockroachdb/pebble/v2"
@@ -34,6 +36,10 @@ type Archive struct {
 	table       *table
 	cache       *blockCache
 	reserve     reserve
+	box         *toolbox
+	learner     *learner
+	merging     chan struct{} // has room for as many as merge at a time
+	closing     atomic.Int64  // raw bytes that are merged, or to be, while their Writers are closed
 
 	mu       sync.Mutex
 	sessions map[Ref]*session
@@ -79,6 +85,8 @@ func Open(dir string, o Options) (*Archive, error) {
 		cache:       newBlockCache(o.CacheBytes),
 		sessions:    map[Ref]*session{}, seals: map[string]*seal{},
 		tombs: map[string]*tombstone{},
+		box:   newToolbox(o.BlockSize), learner: newLearner(o.BlockSize),
+		merging: make(chan struct{}, max(runtime.GOMAXPROCS(0)/2, 1)),
 	}
 	a.reserve.a = a
 	a.table = newTable(fs, a.pebbleCache, o.Log)
@@ -169,6 +177,8 @@ func (a *Archive) Close() error {
 		s.mu.Unlock()
 	}
 	a.mu.Unlock()
+	a.learner.close()
+	a.box.close()
 	err := a.table.shut()
 	if writing != nil {
 		return writing
@@ -591,14 +601,10 @@ func (s *session) recover(g *segment, wake func()) error {
 func (s *session) commitTails(g *segment, tails []tailRecord, mem []*memBlock) error {
 	b := g.db.NewBatch()
 	defer b.Close()
-	enc, err := newEncoders(&s.a.o, &plans{run: func(learn func()) { learn() }})
-	if err != nil {
-		return err
-	}
-	defer enc.close()
+	enc := s.a.newEncoders(new(plans))
 	lines := slices.Clone(g.lines)
 	for _, m := range mem {
-		note, err := enc.encode(m, 0)
+		note, err := enc.encode(m, 0, true)
 		if note != nil {
 			s.a.o.Log.Error("block was encoded wrongly; it is stored as rows", "segment", g.name, "range", m.parsed.Range(), "err", note)
 		}
@@ -621,7 +627,7 @@ func (s *session) commitTails(g *segment, tails []tailRecord, mem []*memBlock) e
 			return err
 		}
 	}
-	err = guard(g.log, func() error { return g.ingest(g.db, mem) })
+	err := guard(g.log, func() error { return g.ingest(g.db, mem) })
 	if err == nil {
 		err = guard(g.log, func() error { return g.db.Apply(b, pebble.Sync) })
 	}

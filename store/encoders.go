@@ -3,7 +3,6 @@ package store
 import (
 	"errors"
 	"fmt"
-	"sync/atomic"
 
 	"github.com/moldtape/moldtape/store/block"
 )
@@ -19,78 +18,77 @@ const (
 // errCodec says that a block, decoded, was not what it was made from.
 var errCodec = errors.New("store: a block does not decode to what it was made from")
 
-// encoders are those of a worker.
+// encoders are what a worker has blocks of a recording compressed by.
 type encoders struct {
 	codec   Codec
 	learns  bool // before it encodes: nothing is lost for the time that it takes
-	size    int
-	by      map[block.Level]*block.Encoder // those that were needed
-	plans   *plans
-	check   *block.Decoder // nil: blocks are not checked
-	checked *block.Block
+	checks  bool // blocks are decoded and compared
+	box     *toolbox
+	learner *learner
+	plans   *plans // of all workers of the recording
+	past    [block.Hasty + 1]block.History
+	seen    int  // raw bytes
+	unsure  bool // the plans are of other messages, and do worse than there
 
 	spoil func(body []byte) // tests: what a broken codec does
 }
 
-// plans are what was last learned of the messages of a recording, by which its
-// workers have them foretold.
-type plans struct {
-	newest   atomic.Pointer[block.Plans]
-	learning atomic.Bool
-	run      func(func()) // starts a goroutine
-}
-
-func newEncoders(o *Options, p *plans) (*encoders, error) {
-	e := &encoders{codec: o.Codec, size: min(o.BlockSize, block.MaxTarget), by: map[block.Level]*block.Encoder{}, plans: p, checked: new(block.Block)}
-	if !o.NoVerify {
-		check, err := block.NewDecoder(block.DecoderOptions{Verify: true})
-		if err != nil {
-			return nil, err
-		}
-		e.check = check
-	}
-	if o.Wait && e.codec == CodecAuto {
+func (a *Archive) newEncoders(p *plans) *encoders {
+	e := &encoders{codec: a.o.Codec, learns: a.o.Wait, checks: !a.o.NoVerify, box: a.box, learner: a.learner, plans: p}
+	if e.learns && e.codec == CodecAuto {
 		e.codec = CodecDense // the queue is full, and nothing is lost for it
 	}
-	e.learns = o.Wait
-	_, err := e.at(e.codec.level(0))
-	return e, err
+	return e
 }
 
-func (e *encoders) close() {
-	if e.check != nil {
-		e.check.Close()
-	}
-}
-
-// at is the encoder of a level.
-func (e *encoders) at(l block.Level) (*block.Encoder, error) {
-	if enc := e.by[l]; enc != nil {
-		return enc, nil
-	}
-	enc, err := block.NewEncoder(block.EncoderOptions{BlockSize: e.size, Level: l, Learn: e.learns})
-	if err == nil {
-		e.by[l] = enc
-	}
-	return enc, err
-}
-
-// pick is the encoder for a block behind which so many wait.
-func (e *encoders) pick(waiting int) (*block.Encoder, error) {
+// pick is the encoder for m, behind which so many wait.
+func (e *encoders) pick(t *tools, m *memBlock, waiting int) (*block.Encoder, *block.History, error) {
 	l := e.codec.level(waiting)
-	enc, err := e.at(l)
-	if err == nil && l == block.Dense && !e.learns {
-		if p := e.plans.newest.Load(); p != nil {
-			enc.UsePlans(p)
-		}
+	enc, err := t.at(l)
+	if err != nil {
+		return nil, nil, err
 	}
-	return enc, err
+	past := &e.past[l]
+	enc.Follow(past)
+	if l != block.Dense {
+		return enc, past, nil
+	}
+	if e.plans.kept.Swap(false) {
+		e.unsure = false
+		past.KeepPlans()
+	}
+	if p := e.plans.newest.Load(); p != nil && p != past.Plans() {
+		e.unsure = false
+		past.UsePlans(p)
+	}
+	if m.b.RawSize() >= block.LeastLearn && (past.Plans() == nil || e.learns && past.WantsPlans()) {
+		err = e.prepare(t, enc, past, m)
+	}
+	return enc, past, err
+}
+
+// prepare finds plans for m: what is known, and in an import what m teaches.
+func (e *encoders) prepare(t *tools, enc *block.Encoder, past *block.History, m *memBlock) error {
+	if err := m.b.Freeze(t.checked); err != nil {
+		return err
+	}
+	if e.learns {
+		e.learner.learn(enc, past, t.checked)
+	} else if p, _, fits := e.learner.recall(enc, t.checked); p != nil {
+		past.UsePlans(p)
+		e.unsure = !fits
+	}
+	e.plans.newest.Store(past.Plans())
+	return nil
 }
 
 // encode compresses m, behind which so many wait, and checks that it can be
-// decoded again; where it cannot, it is stored as rows, and note is why.
-func (e *encoders) encode(m *memBlock, waiting int) (note, err error) {
-	enc, err := e.pick(waiting)
+// decoded again; where it cannot, it is stored as rows, and note is why. The
+// last block of a recording teaches nothing.
+func (e *encoders) encode(m *memBlock, waiting int, last bool) (note, err error) {
+	t := e.box.take()
+	defer e.box.give(t)
+	enc, past, err := e.pick(t, m, waiting)
 	if err == nil {
 		err = m.encode(enc)
 	}
@@ -100,50 +98,34 @@ func (e *encoders) encode(m *memBlock, waiting int) (note, err error) {
 	if e.spoil != nil {
 		e.spoil(m.body)
 	}
-	if note = e.verify(m); note != nil {
-		if enc, err = e.at(block.Default); err == nil {
+	if note = e.verify(t, m); note != nil {
+		if enc, err = t.at(block.Default); err == nil {
 			err = m.encode(enc)
 		}
 		if err == nil {
-			err = e.verify(m)
+			err = e.verify(t, m)
 		}
 		return note, err
 	}
-	if !e.learns && e.codec.level(waiting) == block.Dense && enc.WantsPlans() {
-		e.learn(m)
+	e.seen += m.parsed.RawLen
+	if wants := past.WantsPlans() || e.unsure; wants && !last && !e.learns && e.seen >= learnedAfter {
+		e.learner.later(e.plans, m.b)
 	}
 	return nil, nil
 }
 
 // verify decodes m and compares what comes out with what went in, by the
 // hashes that were made of that.
-func (e *encoders) verify(m *memBlock) error {
-	if e.check == nil {
+func (e *encoders) verify(t *tools, m *memBlock) error {
+	if !e.checks {
 		return nil
 	}
-	if err := e.check.Decode(m.parsed, m.body, e.checked); err != nil {
+	check, err := t.decoder()
+	if err != nil {
+		return err
+	}
+	if err := check.Decode(m.parsed, m.body, t.checked); err != nil {
 		return fmt.Errorf("%w: %w", errCodec, err)
 	}
 	return nil
-}
-
-// learn has another goroutine learn from m, unless one does.
-func (e *encoders) learn(m *memBlock) {
-	p := e.plans
-	if !p.learning.CompareAndSwap(false, true) {
-		return
-	}
-	from := e.checked
-	if e.check == nil {
-		if err := m.b.Freeze(from); err != nil {
-			p.learning.Store(false)
-			return
-		}
-	}
-	e.checked = new(block.Block)
-	old := p.newest.Load()
-	p.run(func() {
-		p.newest.Store(block.Learn(old, from))
-		p.learning.Store(false)
-	})
 }

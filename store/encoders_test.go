@@ -32,22 +32,29 @@ func TestEncodersHurry(t *testing.T) {
 	}
 }
 
-// testEncoders are those of a worker that learns at once.
+// testEncoders are those of a worker of an archive of its own.
 func testEncoders(t *testing.T, o Options) *encoders {
 	o.EnsureDefaults()
-	e, err := newEncoders(&o, &plans{run: func(learn func()) { learn() }})
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(e.close)
-	return e
+	a := &Archive{o: o, box: newToolbox(o.BlockSize), learner: newLearner(o.BlockSize)}
+	t.Cleanup(func() { a.learner.close(); a.box.close() })
+	return a.newEncoders(new(plans))
+}
+
+// encode encodes m; what is learned of it is known when it returns.
+func encode(e *encoders, m *memBlock, waiting int) (note, err error) {
+	note, err = e.encode(m, waiting, false)
+	e.learner.running.Wait()
+	return note, err
 }
 
 // bookBlock is a block of 64 KiB of messages that can be foretold.
-func bookBlock(t *testing.T, seed uint64) *memBlock {
+func bookBlock(t *testing.T, seed uint64) *memBlock { return bookOf(t, seed, 64<<10, "") }
+
+// bookOf is a block of so many bytes of such messages, with an end.
+func bookOf(t *testing.T, seed uint64, size int, end string) *memBlock {
 	rnd := rand.New(rand.NewPCG(seed, 1))
 	b := block.NewBuilder(sess(t, "S"))
-	for q, at := moldcast.Seq(1), 0; b.RawSize() < 64<<10; q++ {
+	for q, at := moldcast.Seq(1), 0; b.RawSize() < size; q++ {
 		at += rnd.IntN(5000)
 		m := []byte("A0000........0000")
 		for i := range 8 {
@@ -55,6 +62,7 @@ func bookBlock(t *testing.T, seed uint64) *memBlock {
 		}
 		m[2] = byte(rnd.IntN(40))
 		m[14] = m[2] + 3
+		m = append(m, end...)
 		p := moldcast.Piece{First: q, Msgs: moldcast.MessagesOf(moldcast.AppendMessage(nil, m), 1), Time: moldcast.Stamp(at + 1000), Heard: moldcast.Stamp(at + 1000)}
 		if err := b.Append(p); err != nil {
 			t.Fatal(err)
@@ -69,7 +77,7 @@ func TestEncodersLearn(t *testing.T) {
 	var stored []int
 	for i := range 3 {
 		m := bookBlock(t, uint64(i))
-		if note, err := e.encode(m, 0); note != nil || err != nil {
+		if note, err := encode(e, m, 0); note != nil || err != nil {
 			t.Fatal(note, err)
 		}
 		if want := []block.Codec{block.PlanesZstd, block.Foretold, block.Foretold}[i]; m.parsed.Codec != want {
@@ -82,11 +90,11 @@ func TestEncodersLearn(t *testing.T) {
 	}
 	// An import learns first.
 	first := bookBlock(t, 0)
-	if note, err := testEncoders(t, Options{Codec: CodecAuto, Wait: true}).encode(first, 1000); note != nil || err != nil || first.parsed.Codec != block.Foretold {
+	if note, err := testEncoders(t, Options{Codec: CodecAuto, Wait: true}).encode(first, 1000, true); note != nil || err != nil || first.parsed.Codec != block.Foretold {
 		t.Errorf("first block of an import: %v %v %v", first.parsed.Codec, note, err)
 	}
 	m := bookBlock(t, 9)
-	if note, err := e.encode(m, hurry); note != nil || err != nil || m.parsed.Codec != block.PlanesZstd {
+	if note, err := encode(e, m, hurry); note != nil || err != nil || m.parsed.Codec != block.PlanesZstd {
 		t.Errorf("while blocks wait: %v %v %v", m.parsed.Codec, note, err)
 	}
 }
@@ -98,7 +106,7 @@ func TestEncodersVerify(t *testing.T) {
 		e := testEncoders(t, o)
 		e.spoil = func(body []byte) { body[len(body)/2] ^= 1 }
 		m := bookBlock(t, 1)
-		note, err := e.encode(m, 0)
+		note, err := encode(e, m, 0)
 		if err != nil {
 			t.Fatal(err)
 		}

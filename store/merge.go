@@ -11,7 +11,6 @@ import (
 
 	"github.com/moldtape/moldtape/moldcast"
 	"github.com/moldtape/moldtape/moldcast/gap"
-	"github.com/moldtape/moldtape/store/block"
 )
 
 // Merging writes what a segment holds anew before it is sealed: in the order
@@ -26,8 +25,11 @@ const (
 	mergeBehind = 3
 
 	// mergeAtClose is how many raw bytes are merged while a Writer is closed,
-	// at some 100 MB/s.
-	mergeAtClose = 256 << 20
+	// and while all of an archive are, at some 50 MB/s.
+	mergeAtClose    = 256 << 20
+	mergeAtCloseAll = 512 << 20
+
+	mergeLook = 100 * time.Millisecond // who waits for others to have merged sees so often whether it is to
 
 	// mergeWindow is how many bytes of decoded blocks a merge keeps, and
 	// mergeReads how often it may decode each block for want of more.
@@ -249,10 +251,12 @@ func (w *Writer) mergeNow(g *segment, p mergePlan) (to *segment, written uint64,
 		return g, 0, errMergeRoom
 	}
 	pace := mergePace{w: w, left: p.raw, atClose: &w.mergeAtClose}
-	if err := pace.check(); err != nil {
+	defer pace.end()
+	if err := pace.turn(); err != nil {
 		return g, 0, err
 	}
-	m, err := newMerger(w.a, g)
+	defer func() { <-w.a.merging }()
+	m, err := newMerger(w.a, g, w.learned.newest.Load())
 	if err != nil {
 		return g, 0, err
 	}
@@ -274,8 +278,26 @@ type mergePace struct {
 	w       *Writer
 	left    int64  // raw bytes
 	atClose *int64 // that may be merged while closing
+	claimed int64  // of what all may merge while closing
 	begun   time.Time
 }
+
+// turn waits until fewer merge than may, or for why g is not to be merged.
+func (p *mergePace) turn() error {
+	for {
+		if err := p.check(); err != nil {
+			return err
+		}
+		select {
+		case p.w.a.merging <- struct{}{}:
+			return nil
+		case <-time.After(mergeLook):
+		}
+	}
+}
+
+// end gives back what was claimed.
+func (p *mergePace) end() { p.w.a.closing.Add(-p.claimed) }
 
 // check is why the merge is to end.
 func (p *mergePace) check() error {
@@ -284,8 +306,12 @@ func (p *mergePace) check() error {
 	}
 	select {
 	case <-p.w.quit:
-		if p.left > *p.atClose {
-			return errMergeClosing
+		if p.claimed == 0 {
+			p.claimed = p.left
+			p.w.a.closing.Add(p.left)
+			if p.left > *p.atClose || p.w.a.closing.Load() > mergeAtCloseAll {
+				return errMergeClosing
+			}
 		}
 	default:
 	}
@@ -398,13 +424,4 @@ func sameContent(x, y *index) error {
 		return errors.New("its coverage changed")
 	}
 	return nil
-}
-
-// encoderOfMerge is the encoder of merged blocks: there is time.
-func (o *Options) encoderOfMerge() (*block.Encoder, error) {
-	level := o.MergeLevel
-	if level == block.Default {
-		level = o.Codec.level(0)
-	}
-	return block.NewEncoder(block.EncoderOptions{BlockSize: min(o.BlockSize, block.MaxTarget), Level: level, Learn: true, Thorough: true})
 }

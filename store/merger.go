@@ -32,7 +32,7 @@ type merger struct {
 	fence *fenceFS
 	fs    vfs.FS
 	x     *index // of what there is
-	enc   *block.Encoder
+	past  block.History
 	dec   *block.Decoder
 
 	window *window
@@ -65,7 +65,7 @@ type badBlock struct {
 	r   moldcast.Range
 }
 
-func newMerger(a *Archive, g *segment) (*merger, error) {
+func newMerger(a *Archive, g *segment, p *block.Plans) (*merger, error) {
 	m := &merger{
 		a: a, g: g, db: g.db, fence: g.fence, fs: g.fence, sum: newMergeSum(),
 		window: newWindow(mergeWindow), blocks: map[int32]*block.Block{}, out: block.NewBuilder(g.id.Session),
@@ -76,10 +76,10 @@ func newMerger(a *Archive, g *segment) (*merger, error) {
 		}
 		delete(m.blocks, k)
 	}
-	var err error
-	if m.enc, err = a.o.encoderOfMerge(); err != nil {
-		return nil, err
+	if p != nil {
+		m.past.UsePlans(p)
 	}
+	var err error
 	if m.dec, err = block.NewDecoder(block.DecoderOptions{Verify: true}); err != nil {
 		return nil, err
 	}
@@ -362,13 +362,34 @@ func (m *merger) takeMarks() error {
 
 // encode is the stored form of the block that is made, valid until the next.
 func (m *merger) encode() (h block.Header, header, body []byte, err error) {
-	header, body, err = m.enc.Encode(m.buf[:0], m.out, block.EncodeOptions{Patch: m.patch && m.out.Pieces() > 0})
-	if err == nil {
+	if header, body, err = m.compress(); err == nil {
 		m.buf = body
 		h, err = block.ParseHeader(header)
 	}
 	m.out.Reset(m.g.id.Session)
 	return h, header, body, err
+}
+
+// compress has the block that is made compressed: there is time.
+func (m *merger) compress() (header, body []byte, err error) {
+	t := m.a.box.take()
+	defer m.a.box.give(t)
+	level := m.a.o.MergeLevel
+	if level == block.Default {
+		level = m.a.o.Codec.level(0)
+	}
+	enc, err := t.at(level)
+	if err != nil {
+		return nil, nil, err
+	}
+	enc.Follow(&m.past)
+	if level == block.Dense && m.out.RawSize() >= block.LeastLearn && (m.past.Plans() == nil || m.past.WantsPlans()) {
+		if err := m.out.Freeze(t.checked); err != nil {
+			return nil, nil, err
+		}
+		m.a.learner.learn(enc, &m.past, t.checked)
+	}
+	return enc.Encode(m.buf[:0], m.out, block.EncodeOptions{Patch: m.patch && m.out.Pieces() > 0})
 }
 
 // looseMarks writes the marks that lie in no block with messages.

@@ -96,9 +96,9 @@ type Options struct {
 }
 
 // DefaultOptions is the zero Options with Sync at its default of 50 ms,
-// Reserve at its default of 16 MiB, and CodecRow.
+// Reserve at its default of 16 MiB, and CodecAuto.
 func DefaultOptions() Options {
-	o := Options{Sync: DefaultSync, Reserve: DefaultReserve, Codec: CodecRow}
+	o := Options{Sync: DefaultSync, Reserve: DefaultReserve, Codec: CodecAuto}
 	o.EnsureDefaults()
 	return o
 }

@@ -59,7 +59,6 @@ func putJSON(b *pebble.Batch, key []byte, v any) error {
 // cut.
 func (w *Writer) compress(enc *encoders) {
 	defer w.workers.Done()
-	defer enc.close()
 	s := w.s
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -72,13 +71,13 @@ func (w *Writer) compress(enc *encoders) {
 		}
 		m := w.queue[0]
 		w.queue = slices.Delete(w.queue, 0, 1)
-		waiting := len(w.queue) + w.a.o.behind
+		waiting, last := len(w.queue)+w.a.o.behind, w.closing
 		m.state = blockEncoding
 		if n := len(w.freeBufs); n > 0 {
 			m.buf, w.freeBufs = w.freeBufs[n-1], w.freeBufs[:n-1]
 		}
 		s.mu.Unlock()
-		note, err := enc.encode(m, waiting)
+		note, err := enc.encode(m, waiting, last)
 		if note != nil {
 			w.a.o.Log.Error("block was encoded wrongly; it is stored as rows", "session", s.ref, "range", m.cov.Bounds(), "err", note)
 		}

@@ -81,6 +81,7 @@ type Writer struct {
 	sealErr   error // after pipeline
 
 	rolled       []*segment // left unsealed by the writer before, and to be merged: for the sealer
+	learned      plans      // by which messages are foretold
 	mergeAtClose int64      // raw bytes that the sealer may yet merge while closing
 
 	markFilter markFilter
@@ -139,14 +140,9 @@ func (a *Archive) Writer(channel string, sess moldcast.Session, take int) (*Writ
 	w.fresh(0)
 	w.publish()
 	s.mu.Unlock()
-	learned := &plans{run: w.workers.Go}
 	for range a.o.Workers {
-		enc, err := newEncoders(&a.o, learned)
-		if err != nil {
-			return nil, err // the options were checked
-		}
 		w.workers.Add(1)
-		go w.compress(enc)
+		go w.compress(a.newEncoders(&w.learned))
 	}
 	w.pipeline.Add(4)
 	go w.committer.run()

@@ -39,11 +39,6 @@ type EncoderOptions struct {
 	// first block and where messages change. Without it they are foretold by
 	// what UsePlans gives it.
 	Learn bool
-
-	// Thorough has an encoder of level Dense or Planes try rows too for each
-	// block, and take what is smaller. Without it rows are tried where there
-	// is any doubt, and for one block in 64.
-	Thorough bool
 }
 
 // Encoder turns open blocks into stored ones. It keeps its buffers: one a

@@ -19,13 +19,21 @@ const (
 // may be nil, knows of shapes that b shows little of is kept. It takes some
 // 100 ms, and is for a goroutine that nothing waits for.
 func Learn(old *Plans, b *Block) *Plans {
-	p := learn(old, b.rows)
-	p.clocks = learnClocks(b)
+	return LearnUntil(func() bool { return false }, old, b)
+}
+
+// LearnUntil is Learn that ends soon after stop says so, with nil.
+func LearnUntil(stop func() bool, old *Plans, b *Block) *Plans {
+	p := learn(stop, old, b.rows)
+	if p != nil {
+		p.clocks = learnClocks(b)
+	}
 	return p
 }
 
-func learn(old *Plans, rows []byte) *Plans {
+func learn(stop func() bool, old *Plans, rows []byte) *Plans {
 	l := newLearner(rows)
+	l.stop = stop
 	l.numbers = make([]float64, 4097)
 	for i := 1; i < len(l.numbers); i++ {
 		l.numbers[i] = float64(i) * math.Log2(float64(i))
@@ -58,6 +66,9 @@ func learn(old *Plans, rows []byte) *Plans {
 	}
 	l.order = order
 	for k, i := range order {
+		if stop() {
+			return nil
+		}
 		l.steps(p, k, &l.shapes[i])
 	}
 	l.splits(p, rows)
@@ -67,6 +78,7 @@ func learn(old *Plans, rows []byte) *Plans {
 
 // learner looks at one part.
 type learner struct {
+	stop    func() bool
 	b       []byte
 	at      []int32 // where each message begins
 	of      []uint8 // its shape: position in shapes; 255: none

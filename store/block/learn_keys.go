@@ -58,7 +58,7 @@ func (l *learner) findKeys(order []int) {
 	}
 	seen := newNewest()
 	for _, n := range [3]int{2, 4, 8} {
-		for at := 1; at+n <= widest; at++ {
+		for at := 1; at+n <= widest && !l.stop(); at++ {
 			for _, any := range [2]bool{true, false} {
 				seen.reset()
 				w := &keyWay{at: at, n: n, any: any, shape: -1, from: at, table: -1, previous: make([]int32, len(l.at))}

@@ -4,16 +4,24 @@ import "math"
 
 // columns makes payloads in columns, where those are smaller than rows.
 type columns struct {
+	*History
+	own   History
 	level Level
 	split *splitter
-	plans *Plans
-	fresh bool // the plans have not been used
 	lags  *lagWriter
 
 	zipped, tail []byte
 
-	learns   bool // by itself
-	thorough bool // rows are tried for each block
+	learns bool // by itself
+}
+
+// History is what an Encoder goes by that has encoded blocks of a recording
+// before: its plans, and how well they did. The zero value knows nothing.
+// Encoders keep their buffers, so that a few may serve many recordings, each
+// of which has its own History of each level (Encoder.Follow).
+type History struct {
+	plans *Plans
+	fresh bool // the plans have not been used
 
 	ratio, tried float64 // stored bytes a raw one of rows, and of columns, when rows were last tried
 	blocks       int     // since then
@@ -34,29 +42,61 @@ const (
 	tryBelow  = 0.85
 	tryChange = 0.1
 	smallRaw  = 32 << 10 // blocks that cost nothing are always tried
-	learnRaw  = 16 << 10 // fewer bytes of rows teach too little
 
-	worse               = 1.05 // than the best block that plans made: time for others
-	leastRest, mostRest = 4, 256
+	// LeastLearn is the fewest bytes of rows that teach anything.
+	LeastLearn = 16 << 10
+
+	worse               = 1.08 // than the best block that plans made: time for others
+	leastRest, mostRest = 8, 512
 )
 
 func newColumns(o EncoderOptions) *columns {
-	return &columns{level: o.Level, split: newSplitter(), lags: newLagWriter(), learns: o.Learn, thorough: o.Thorough}
+	c := &columns{level: o.Level, split: newSplitter(), lags: newLagWriter(), learns: o.Learn}
+	c.History = &c.own
+	return c
+}
+
+// Follow has the next blocks encoded as those that go on behind h, which is of
+// one recording and the level of e, until the next call.
+func (e *Encoder) Follow(h *History) {
+	if e.col != nil {
+		e.col.History = h
+	}
 }
 
 // UsePlans has the messages of the next blocks foretold by p, at level Dense.
-func (e *Encoder) UsePlans(p *Plans) {
-	c := e.col
-	if c == nil || c.plans == p {
+func (h *History) UsePlans(p *Plans) {
+	if h.plans == p {
 		return
 	}
-	if c.plans != nil {
-		c.rest = min(max(2*c.rest, leastRest), mostRest)
+	if h.plans != nil {
+		h.rest = min(max(2*h.rest, leastRest), mostRest)
 	}
-	c.plans, c.fresh, c.wants = p, true, false
+	h.plans, h.fresh, h.wants = p, true, false
+}
+
+// KeepPlans says that for what WantsPlans asked for nothing better was found:
+// it does not ask again soon.
+func (h *History) KeepPlans() {
+	h.rest = min(max(4*h.rest, leastRest), mostRest)
+	h.fresh, h.wants = true, false
 }
 
 // Plans are those in use; nil: none.
+func (h *History) Plans() *Plans { return h.plans }
+
+// WantsPlans reports whether the last block shows that messages have changed
+// so that it is worth while to learn from it (Learn).
+func (h *History) WantsPlans() bool { return h.wants }
+
+// UsePlans is that of the History that e follows.
+func (e *Encoder) UsePlans(p *Plans) {
+	if e.col != nil {
+		e.col.UsePlans(p)
+	}
+}
+
+// Plans are those of the History that e follows.
 func (e *Encoder) Plans() *Plans {
 	if e.col == nil {
 		return nil
@@ -64,8 +104,7 @@ func (e *Encoder) Plans() *Plans {
 	return e.col.plans
 }
 
-// WantsPlans reports whether the last block shows that messages have changed
-// so that it is worth while to learn from it (Learn).
+// WantsPlans is that of the History that e follows.
 func (e *Encoder) WantsPlans() bool { return e.col != nil && e.col.wants }
 
 // payload appends the payload section.
@@ -74,7 +113,7 @@ func (e *Encoder) payload(dst []byte, b *Block) []byte {
 	if c == nil {
 		return e.section(dst, tagPayload, sectionRequired, b.rows)
 	}
-	if c.learns && len(b.rows) >= learnRaw && (c.plans == nil || c.wants) {
+	if c.learns && len(b.rows) >= LeastLearn && (c.plans == nil || c.wants) {
 		e.UsePlans(Learn(c.plans, b))
 	}
 	at := len(dst)
@@ -92,8 +131,10 @@ func (e *Encoder) payload(dst []byte, b *Block) []byte {
 		return e.section(dst[:at], tagPayload, sectionRequired, b.rows)
 	}
 	stored, raw := len(dst)-at-sectionHeader, len(b.rows)
-	c.note(stored, raw)
-	try := c.tryRows(stored, raw)
+	if c.level == Dense {
+		c.note(stored, raw)
+	}
+	try := c.level != Hasty && c.tryRows(stored, raw)
 	dst = e.leastSection(dst, at, tagPayload, codec, b.rows, try, &c.rows)
 	if try {
 		c.blocks, c.ratio, c.tried = 0, float64(len(c.zipped))/float64(raw), float64(stored)/float64(raw)
@@ -102,28 +143,25 @@ func (e *Encoder) payload(dst []byte, b *Block) []byte {
 }
 
 // tryRows reports whether it is in doubt that columns take less than rows.
-func (c *columns) tryRows(stored, raw int) bool {
-	if c.level == Hasty {
-		return false
-	}
-	c.blocks++
+func (h *History) tryRows(stored, raw int) bool {
+	h.blocks++
 	// What suddenly takes more, or less, is something else.
-	change := float64(stored)/float64(raw)/c.tried - 1
-	return c.thorough || raw <= smallRaw || math.Abs(change) > tryChange || c.ratio == 0 || c.blocks >= tryEvery || float64(stored) > tryBelow*c.ratio*float64(raw)
+	change := float64(stored)/float64(raw)/h.tried - 1
+	return raw <= smallRaw || math.Abs(change) > tryChange || h.ratio == 0 || h.blocks >= tryEvery || float64(stored) > tryBelow*h.ratio*float64(raw)
 }
 
 // note says whether the plans still fit.
-func (c *columns) note(stored, raw int) {
-	if c.level != Dense || raw < learnRaw {
+func (h *History) note(stored, raw int) {
+	if raw < LeastLearn {
 		return
 	}
 	now := float64(stored) / float64(raw)
-	if c.fresh {
-		c.fresh, c.best, c.age = false, now, 0
+	if h.fresh {
+		h.fresh, h.best, h.age = false, now, 0
 	}
-	c.best = min(c.best, now)
-	c.age++
-	c.wants = c.plans == nil || now > worse*c.best && c.age >= c.rest
+	h.best = min(h.best, now)
+	h.age++
+	h.wants = h.plans == nil || now > worse*h.best && h.age >= h.rest
 }
 
 // times appends the section of times, whose raw form is in e.raw: as lags, or

@@ -100,7 +100,7 @@ const (
 
 // What the flags of storing say.
 const (
-	CodecUsage  = "how blocks are compressed, `row|auto|dense|fast`: auto is dense, at half the bytes and more CPU, and fast while blocks wait, to be made dense when their segment is sealed"
+	CodecUsage  = "how blocks are compressed, `auto|dense|fast|row`: auto is dense, at half the bytes of row, and fast while blocks wait, to be made dense when their segment is sealed"
 	VerifyUsage = "decode each block, and compare it with what it was made from, before it is stored"
 )
 
@@ -111,7 +111,7 @@ const LineLogUsage = "keep when and on which line each datagram came, for replay
 func Default() Node {
 	return Node{
 		Sync: store.DefaultSync, SegmentSize: 1 << 30, Reserve: store.DefaultReserve,
-		Codec: store.CodecRow.String(), Verify: true,
+		Codec: store.CodecAuto.String(), Verify: true,
 		QueueBytes: Unset, Keep: Unset, MaxBytes: Unset, RetainEvery: time.Minute, NakRateTotal: Unset,
 		RX: mcast.Auto.String(), RXRing: mcast.DefaultRingSize,
 		RetransmitDuty: DutyAlways, MTU: 1500, Streams: DefaultStreams(), RatePerClient: defaultPerClient, RateTotal: defaultTotal,
