@@ -14,6 +14,7 @@ type splitter struct {
 	id     []uint8  // of each shape, where it has one in the part
 	seen   []shapeOf
 	planes []byte
+	wide   []byte
 }
 
 func newSplitter() *splitter {
@@ -25,8 +26,14 @@ func newSplitter() *splitter {
 func (c *splitter) encode(dst, rows []byte, plans *Plans, z *zstd.Encoder, plain, fast bool) ([]byte, bool) {
 	for at := 0; at < len(rows); {
 		end, messages := cutPart(rows, at)
-		c.split(rows[at:end], messages, plans, plain)
-		c.columns(rows[at:end], plain)
+		part := rows[at:end]
+		if !plain && len(rows)-end < moveSlack {
+			// Moves read beyond the last message.
+			c.wide = append(append(c.wide[:0], part...), make([]byte, moveSlack)...)
+			part = c.wide[:len(part)]
+		}
+		c.split(part, messages, plans, plain)
+		c.columns(part, plain)
 		if len(c.w.script) > maxScript {
 			return dst, false
 		}
@@ -52,7 +59,7 @@ func cutPart(rows []byte, at int) (end, messages int) {
 }
 
 // split finds the shapes of a part, and the differences of its messages to
-// what foretells them.
+// what foretells them. Without plain, rows has room for moveSlack behind them.
 func (c *splitter) split(rows []byte, messages int, plans *Plans, plain bool) {
 	c.reset()
 	c.seen = c.seen[:0]
@@ -70,7 +77,7 @@ func (c *splitter) split(rows []byte, messages int, plans *Plans, plain bool) {
 	for _, s := range c.seen {
 		if c.counts[s] >= leastRows && len(c.shapes) < maxPartShape {
 			x := c.addShape(s, int(c.counts[s]))
-			x.mat = grow(x.mat, x.rows*s.width())
+			x.mat = grow(x.mat, x.rows*s.width()+moveSlack)
 			c.id[s] = uint8(len(c.shapes))
 		}
 	}
@@ -134,6 +141,7 @@ func (c *splitter) other(i, n int) {
 }
 
 func (c *splitter) foretell(rows []byte) {
+	wide := rows[:len(rows)+moveSlack]
 	before := -1 // where the message before begins
 	for i, at := 0, 0; at < len(rows); i++ {
 		n := frame(rows, at) - 2
@@ -146,37 +154,28 @@ func (c *splitter) foretell(rows []byte) {
 			continue
 		}
 		c.ids[i] = c.id[x.shape] - 1
-		out := x.mat[x.done : x.done+n]
+		out := x.mat[x.done : x.done+n+moveSlack]
 		copy(out, rows[at:at+n])
+		for k := range x.owns {
+			x.owns[k].split(out, wide, x.last)
+		}
 		found := -1
-		for k := range x.steps {
-			s := &x.steps[k]
+		for k := range x.moves {
+			m := &x.moves[k]
 			from := before
-			switch s.kind {
+			switch m.kind {
 			case stepLookup:
-				found = c.tables[s.arg].find(load(rows, at+int(s.at), int(s.n), false))
+				found = c.tables[m.arg].find(binary.BigEndian.Uint64(wide[at+int(m.at):]) >> (m.shift & 63))
 				continue
-			case stepOwn:
-				from = x.last
 			case stepShape:
-				from = c.shapes[s.arg].last
+				from = c.shapes[m.arg].last
 			case stepKey:
 				from = found
 			}
-			if !s.sure {
-				from = within(rows, from, s)
+			if !m.sure {
+				from = within(rows, from, m)
 			}
-			if s.n == 1 {
-				if from >= 0 {
-					out[s.at] -= rows[from+int(s.from)]
-				}
-				continue
-			}
-			v := load(rows, at+int(s.at), int(s.n), s.little)
-			if from >= 0 {
-				v -= load(rows, from+int(s.from), int(s.n), s.little)
-			}
-			store(out, int(s.at), int(s.n), false, fold(v, int(s.n)))
+			m.split(out, wide, from)
 		}
 		for _, f := range x.feeds {
 			t := &c.tables[f.table]
@@ -189,10 +188,10 @@ func (c *splitter) foretell(rows []byte) {
 	}
 }
 
-// within is from where the message that begins there has the field that s
+// within is from where the message that begins there has the field that m
 // takes from it, else -1.
-func within(rows []byte, from int, s *step) int {
-	if from < 0 || int(s.from)+int(s.n) > int(binary.BigEndian.Uint16(rows[from-2:])) {
+func within(rows []byte, from int, m *move) int {
+	if from < 0 || int(m.from)+int(m.n) > int(binary.BigEndian.Uint16(rows[from-2:])) {
 		return -1
 	}
 	return from
@@ -212,7 +211,7 @@ func (c *splitter) columns(rows []byte, plain bool) {
 	for i := range c.shapes {
 		x := &c.shapes[i]
 		width := x.shape.width()
-		c.planes = grow(c.planes, len(x.mat))
+		c.planes = grow(c.planes, width*x.rows)
 		transpose(c.planes, x.mat, width, x.rows)
 		// The first byte is of the shape.
 		for j := 1; j < width; j++ {

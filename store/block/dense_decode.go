@@ -90,10 +90,8 @@ func (c *joiner) join(rows, stored []byte, messages int, z *zstd.Decoder) (reaso
 	for i := range c.shapes {
 		x := &c.shapes[i]
 		byRow = byRow || x.byRow
-		for k := range x.steps {
-			if s := &x.steps[k]; s.kind == stepOwn {
-				x.sum(rows, s)
-			}
+		for k := range x.owns {
+			x.owns[k].sum(rows[:cap(rows)], x.at)
 		}
 	}
 	if byRow {
@@ -145,25 +143,6 @@ func (c *joiner) place(rows []byte) bool {
 	return at == len(rows)
 }
 
-// sum makes values of differences to the row before.
-func (x *partShape) sum(rows []byte, s *step) {
-	at, n := uint32(s.at), int(s.n)
-	if n == 1 {
-		v := byte(0)
-		for _, o := range x.at {
-			v += rows[o+at]
-			rows[o+at] = v
-		}
-		return
-	}
-	v := uint64(0)
-	wide := rows[:cap(rows)]
-	for _, o := range x.at {
-		v += unfold(load(wide, int(o+at), n, false))
-		store(rows, int(o+at), n, s.little, v)
-	}
-}
-
 // recall makes values of differences to other messages.
 func (c *joiner) recall(rows []byte) {
 	wide := rows[:cap(rows)]
@@ -179,31 +158,21 @@ func (c *joiner) recall(rows []byte) {
 		if x.byRow {
 			found := -1
 			for k := range x.moves {
-				s := &x.moves[k]
+				m := &x.moves[k]
 				from := before
-				switch s.kind {
+				switch m.kind {
 				case stepLookup:
-					found = c.tables[s.arg].find(load(wide, at+int(s.at), int(s.n), false))
+					found = c.tables[m.arg].find(binary.BigEndian.Uint64(wide[at+int(m.at):]) >> (m.shift & 63))
 					continue
 				case stepShape:
-					from = c.shapes[s.arg].last
+					from = c.shapes[m.arg].last
 				case stepKey:
 					from = found
 				}
-				if !s.sure {
-					from = within(rows, from, s)
+				if !m.sure {
+					from = within(rows, from, m)
 				}
-				if s.n == 1 {
-					if from >= 0 {
-						rows[at+int(s.at)] += rows[from+int(s.from)]
-					}
-					continue
-				}
-				v := unfold(load(wide, at+int(s.at), int(s.n), false))
-				if from >= 0 {
-					v += load(wide, from+int(s.from), int(s.n), s.little)
-				}
-				store(rows, at+int(s.at), int(s.n), s.little, v)
+				m.join(wide, at, from)
 			}
 			for _, f := range x.feeds {
 				t := &c.tables[f.table]

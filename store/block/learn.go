@@ -414,7 +414,8 @@ func (l *learner) arrange(p *Plans, k int, x *learnShape, numbers []candidate, w
 func (l *learner) splits(p *Plans, rows []byte) {
 	c := newSplitter()
 	end, messages := cutPart(rows, 0)
-	c.split(rows[:end], messages, p, false)
+	rows = append(slices.Clip(rows[:end]), make([]byte, moveSlack)...)[:end]
+	c.split(rows, messages, p, false)
 	for i := range c.shapes {
 		x := &c.shapes[i]
 		k, ok := p.at[x.shape]

@@ -70,7 +70,8 @@ type partShape struct {
 	plan
 	rows  int
 	byRow bool   // steps need the order of all messages
-	moves []step // those of the steps that do
+	owns  []move // those of the steps that need none but the message of its shape before
+	moves []move // the others
 	done  int
 	last  int      // where the newest row begins; -1: none yet
 	mat   []byte   // of who encodes: differences, row by row
@@ -192,7 +193,6 @@ func (p *layout) ready() {
 	}
 	for i := range p.shapes {
 		x := &p.shapes[i]
-		x.moves = x.moves[:0]
 		found := 0
 		for k := range x.steps {
 			s := &x.steps[k]
@@ -207,10 +207,9 @@ func (p *layout) ready() {
 			case stepLookup:
 				found = inTable[s.arg]
 			}
-			if s.kind != stepOwn {
-				x.moves = append(x.moves, *s)
-			}
 		}
+		x.owns = appendMoves(x.owns[:0], x.steps, true)
+		x.moves = appendMoves(x.moves[:0], x.steps, false)
 		x.byRow = len(x.moves) > 0 || len(x.feeds) > 0
 	}
 }

@@ -64,23 +64,22 @@ func scatter(dst, planes []byte, at []uint32, w int) {
 	}
 }
 
-// turn transposes 8 rows of 8 bytes.
+// turn transposes 8 rows of 8 bytes, in registers.
 func turn(r *[8]uint64) {
-	for k := 0; k < 8; k += 2 {
-		a, b := r[k], r[k+1]
-		r[k] = a&0x00FF00FF00FF00FF | b&0x00FF00FF00FF00FF<<8
-		r[k+1] = a>>8&0x00FF00FF00FF00FF | b&0xFF00FF00FF00FF00
-	}
-	for _, k := range [4]int{0, 1, 4, 5} {
-		a, b := r[k], r[k+2]
-		r[k] = a&0x0000FFFF0000FFFF | b&0x0000FFFF0000FFFF<<16
-		r[k+2] = a>>16&0x0000FFFF0000FFFF | b&0xFFFF0000FFFF0000
-	}
-	for k := range 4 {
-		a, b := r[k], r[k+4]
-		r[k] = a&0xFFFFFFFF | b<<32
-		r[k+4] = a>>32 | b&0xFFFFFFFF00000000
-	}
+	const one, two, four = 0x00FF00FF00FF00FF, 0x0000FFFF0000FFFF, 0x00000000FFFFFFFF
+	a, b, c, d, e, f, g, h := r[0], r[1], r[2], r[3], r[4], r[5], r[6], r[7]
+	a, b = a&one|b&one<<8, a>>8&one|b&^one
+	c, d = c&one|d&one<<8, c>>8&one|d&^one
+	e, f = e&one|f&one<<8, e>>8&one|f&^one
+	g, h = g&one|h&one<<8, g>>8&one|h&^one
+	a, c = a&two|c&two<<16, a>>16&two|c&^two
+	b, d = b&two|d&two<<16, b>>16&two|d&^two
+	e, g = e&two|g&two<<16, e>>16&two|g&^two
+	f, h = f&two|h&two<<16, f>>16&two|h&^two
+	r[0], r[4] = a&four|e<<32, a>>32|e&^four
+	r[1], r[5] = b&four|f<<32, b>>32|f&^four
+	r[2], r[6] = c&four|g<<32, c>>32|g&^four
+	r[3], r[7] = d&four|h<<32, d>>32|h&^four
 }
 
 // load is the number of n bytes at b[at:], 1 <= n <= 8.
