@@ -103,41 +103,6 @@ func load(b []byte, at, n int, little bool) uint64 {
 	return v
 }
 
-// store is the way back; it writes n bytes and no more.
-func store(b []byte, at, n int, little bool, v uint64) {
-	if little {
-		switch n {
-		case 8:
-			binary.LittleEndian.PutUint64(b[at:], v)
-		case 4:
-			binary.LittleEndian.PutUint32(b[at:], uint32(v))
-		default:
-			for i := range n {
-				b[at+i] = byte(v >> (8 * i))
-			}
-		}
-		return
-	}
-	switch n {
-	case 8:
-		binary.BigEndian.PutUint64(b[at:], v)
-	case 4:
-		binary.BigEndian.PutUint32(b[at:], uint32(v))
-	case 6:
-		binary.BigEndian.PutUint32(b[at:], uint32(v>>16))
-		binary.BigEndian.PutUint16(b[at+4:], uint16(v))
-	case 2:
-		binary.BigEndian.PutUint16(b[at:], uint16(v))
-	case 3:
-		b = b[at : at+3]
-		b[0], b[1], b[2] = byte(v>>16), byte(v>>8), byte(v)
-	default:
-		for i := range n {
-			b[at+i] = byte(v >> (8 * (n - 1 - i)))
-		}
-	}
-}
-
 // fold maps differences of n bytes to numbers that are small where those are,
 // in either direction: 0, -1, 1, -2 … to 0, 1, 2, 3 …; unfold is the way back.
 func fold(d uint64, n int) uint64 {
