@@ -107,7 +107,7 @@ type learnShape struct {
 func newLearner(rows []byte) *learner {
 	l := &learner{b: rows}
 	ids := map[shapeOf]uint8{}
-	for at := 0; at < len(rows) && len(l.at) < partMessages; {
+	for at := 0; at < min(len(rows), 128<<10) && len(l.at) < partMessages; {
 		n := frame(rows, at) - 2
 		at += 2
 		id := uint8(255)
