@@ -26,9 +26,16 @@ func TestUnflipAudit(t *testing.T) {
 		t.Fatal(err)
 	}
 	last := bytes.LastIndexByte(good[:len(good)-1], '\n') + 1
+	every := 7
+	switch {
+	case raceEnabled:
+		every = 61 // one goroutine
+	case os.Getenv("MOLDTAPE_LONG") != "":
+		every = 1
+	}
 	for at := range good {
 		for bit := range 8 {
-			if os.Getenv("MOLDTAPE_LONG") == "" && at%7 != bit%7 {
+			if (8*at+bit)%every != 0 {
 				continue
 			}
 			b := bytes.Clone(good)

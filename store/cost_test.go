@@ -146,6 +146,9 @@ func (f countFile) WriteAt(p []byte, at int64) (int, error) {
 // counts, but for what merging writes, which is counted apart. Nothing here
 // waits: a flush stands for the time.
 func TestWriteAmplificationOfSlowFeeds(t *testing.T) {
+	if raceEnabled {
+		t.Skip("what is written is measured, by the clock; the detector slows it down")
+	}
 	for _, c := range []struct{ rate, packet int }{{1000, 1}, {1000, 8}, {5000, 1}, {20_000, 4}} {
 		t.Run(fmt.Sprintf("%d in packets of %d", c.rate, c.packet), func(t *testing.T) {
 			rowStored, rows, merged := slowFeed(t, CodecRow, c.rate, c.packet)
@@ -294,6 +297,9 @@ func measure(t testing.TB, o Options, from load) (c cost) {
 // 1.2 by a capture of 20 MB/s, 2.1 by a slow one; the seals are in it. No other
 // bytes are passed to write calls than those counted, but to wake threads.
 func TestWriteAmplification(t *testing.T) {
+	if raceEnabled {
+		t.Skip("what is written is measured, by the clock; the detector slows it down")
+	}
 	for _, c := range []struct {
 		load
 		most float64

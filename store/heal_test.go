@@ -61,7 +61,7 @@ func heals(t *testing.T, w *Writer, within time.Duration) {
 func TestHeals(t *testing.T) {
 	step := int64(11)
 	if os.Getenv("MOLDTAPE_LONG") != "" {
-		step = 1
+		step = 3 // each call, by one of the three outages
 	}
 	for i, fails := range []func(errorfs.Op) bool{changes, takesRoom} {
 		for k, calls := range []int64{1, 4, 1 << 40} {
