@@ -201,9 +201,10 @@
 // Parts count datagrams from the first of a Writer, and Close ends its log, so
 // that View.Log can say of all that is missing where it is: lost, pruned, cut
 // short, or stored under none. A merge moves parts with the blocks that they
-// were in, never mixes in a block what was stored under a log and what was not,
-// and compares the datagrams that came out with those that went in. A fill, a
-// repair and a patch were heard on no line, and have no log.
+// were in, and compares the datagrams that came out with those that went in;
+// a block that it makes of messages with and without a log says so, and counts
+// as one without. A fill, a repair and a patch were heard on no line, and have no
+// log.
 //
 // # Merging
 //

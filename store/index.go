@@ -3,6 +3,7 @@ package store
 import (
 	"encoding/binary"
 	"errors"
+	"slices"
 
 	"github.com/cockroachdb/pebble/v2"
 
@@ -39,7 +40,7 @@ type blockRef struct {
 	codec             block.Codec
 	minTime, maxTime  moldcast.Stamp
 	markMin, markMax  moldcast.Seq // zero without marks
-	logged            bool         // it has a part of a line log
+	logged            bool         // what was heard of it was stored under a line log
 }
 
 // memory is at most what the block takes decoded.
@@ -105,7 +106,7 @@ func (x *index) add(h *block.Header, id uint64) {
 	blk := int32(len(x.blocks))
 	x.blocks = append(x.blocks, blockRef{
 		first: h.First(), messages: h.Messages, packets: h.Packets, patch: h.Patch, raw: h.RawLen, stored: h.StoredLen, codec: h.Codec,
-		minTime: h.MinTime, maxTime: h.MaxTime, markMin: h.MarkMin, markMax: h.MarkMax, logged: h.Log != nil,
+		minTime: h.MinTime, maxTime: h.MaxTime, markMin: h.MarkMin, markMax: h.MarkMax, logged: h.Log != nil && !slices.ContainsFunc(h.Log.Parts, func(p block.LogPart) bool { return p.Bare }),
 	})
 	if h.Patch {
 		x.patches = append(x.patches, h.Runs...)

@@ -43,8 +43,8 @@ type merger struct {
 	out   *block.Builder
 	patch bool
 	log   map[moldcast.Seq]block.LogPart // where the log of a block begins, by its key
-	live  bool                           // out has something that was heard live
-	now   *block.LogPart                 // where the log of that began; nil: it was stored under none
+	now   *block.LogPart                 // that of something in out
+	bare  bool                           // something in out was heard and stored under no log
 	marks []moldcast.Mark                // that wait for the block that is made, or the next
 	logs  mergedLogs                     // likewise
 	buf   []byte
@@ -229,18 +229,6 @@ func (m *merger) run(r *runRef, pace *mergePace) error {
 		}
 		m.patch = patch
 	}
-	if r.times.Live { // what was stored under a log, and what was not, stays apart
-		var now *block.LogPart
-		if l, ok := m.log[m.x.blocks[r.blk].first]; ok {
-			now = &l
-		}
-		if m.live && (now == nil) != (m.now == nil) {
-			if err := m.cut(pace); err != nil {
-				return err
-			}
-		}
-		m.live, m.now = true, now
-	}
 	i, held := b.Find(r.r.First)
 	for ; held && i < b.Pieces(); i++ {
 		p := b.PieceAt(i)
@@ -257,6 +245,7 @@ func (m *merger) run(r *runRef, pace *mergePace) error {
 		if err != nil {
 			return fmt.Errorf("%v: %w", p.Range(), err)
 		}
+		m.note(r)
 		m.sum.piece(p)
 		if m.out.RawSize() >= m.a.o.BlockSize || m.out.Pieces() >= m.a.o.BlockSize/8 || len(m.marks) >= marksOfMerge || m.logs.heard >= heardOfMerge {
 			if err := m.cut(pace); err != nil {
@@ -265,6 +254,19 @@ func (m *merger) run(r *runRef, pace *mergePace) error {
 		}
 	}
 	return nil
+}
+
+// note takes note of under which log a piece of r was stored that lies in out.
+func (m *merger) note(r *runRef) {
+	b := &m.x.blocks[r.blk]
+	if !r.times.Live {
+		return
+	}
+	if l, ok := m.log[b.first]; ok && b.logged {
+		m.now = &l
+	} else {
+		m.bare = true
+	}
 }
 
 // block is the block of a run, decoded and checked.
@@ -302,11 +304,15 @@ func (m *merger) cut(pace *mergePace) error {
 	if err := m.takeMarks(); err != nil {
 		return err
 	}
-	if m.live && m.now != nil && !m.out.Logged() {
+	switch {
+	case m.bare:
+		m.out.BareLog()
+	case m.now != nil && !m.out.Logged():
 		if err := m.out.BeginLog(*m.now); err != nil {
 			return err
 		}
 	}
+	m.now, m.bare = nil, false
 	h, header, body, err := m.encode()
 	if err != nil {
 		return err
@@ -354,9 +360,6 @@ func (m *merger) takeMarks() error {
 		m.sum.mark(k)
 	}
 	m.marks = m.marks[:copy(m.marks, m.marks[n:])]
-	if m.live && m.now == nil && m.out.Pieces() > 0 {
-		return nil // its messages were stored under no log: it gets none
-	}
 	return m.logs.take(m.out, &m.sum)
 }
 

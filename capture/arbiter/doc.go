@@ -116,6 +116,13 @@
 // allocation. Lines are compared by the kernel's stamps: the engine looks at one
 // line's packets after another's.
 //
+// # What was heard
+//
+// Output.Heard gets each packet of a line that is believed, as it was on the
+// wire, before what of it is new is stored: those that are dropped for a
+// conflict too, marked. Packets that waited, for a second one or for a
+// comparison, come later than they were heard: Heard.Turn tells the order.
+//
 // # Invariants
 //
 //   - Each message of a session is given to the store at most once with

@@ -230,7 +230,8 @@
 //	uv   parts, 1 to 2^12; for each:
 //	       sv id - the part before's (0 …): the log, by a stamp of when it began
 //	       uv datagrams before, uv datagrams lost
-//	       u8 1 where the log ends here, else 0
+//	       u8 flags: bit 0 the log ends here; bit 1 the block also has messages
+//	       that were heard and stored under no log; others are refused
 //	       u8 lines: one more than the highest that brought one, at most 64
 //	       uv datagrams, at most 2^17 in a block; if not 0:
 //	         sv lowest stamp - id, uv highest - lowest
@@ -335,7 +336,7 @@
 // order of arrival, times or codec. facts is over sections 2 to 5, those that
 // are there, in order: tag u16, raw length u32, raw bytes. Header.Digest binds
 // both to the session. That of a line log is in its field, and not part of the
-// digest: for each part 'p', id u64, before u64, lost u64, lines u8, end u8; for
+// digest: for each part 'p', id u64, before u64, lost u64, lines u8, flags u8; for
 // each of its lines: datagrams u32; for each: stamp u64, first u64, count u16,
 // flags u8.
 //

@@ -30,10 +30,27 @@ type LogPart struct {
 	From, To moldcast.Stamp // lowest and highest stamp; 0 without datagrams
 	Lines    int            // one more than the highest line that brought one
 	Last     bool           // the log was ended: nothing is missing behind it
+	Bare     bool           // the block also has messages that were heard and stored under no log
 }
 
 // Next is Before of the part that follows.
 func (p *LogPart) Next() uint64 { return p.Before + uint64(p.Heard) + p.Lost }
+
+// Flags of a part.
+const (
+	logLast = 1 << 0
+	logBare = 1 << 1
+)
+
+func (p *LogPart) flags() (f byte) {
+	if p.Last {
+		f |= logLast
+	}
+	if p.Bare {
+		f |= logBare
+	}
+	return f
+}
 
 // logPart is a part with its datagrams, by line, in the order of hearing.
 type logPart struct {
@@ -129,6 +146,14 @@ func (b *Builder) EndLog() {
 	}
 }
 
+// BareLog says in b's first part that some of b's messages were stored under no
+// log.
+func (b *Builder) BareLog() {
+	if len(b.log) > 0 {
+		b.log[0].Bare = true
+	}
+}
+
 // LoseHeard adds to what the last part lacks.
 func (b *Builder) LoseHeard(n uint64) { b.log[len(b.log)-1].Lost += n }
 
@@ -169,10 +194,7 @@ func logHash(sum hash.Hash, parts []logPart) (out [32]byte) {
 		binary.BigEndian.PutUint64(b[1:], uint64(p.ID))
 		binary.BigEndian.PutUint64(b[9:], p.Before)
 		binary.BigEndian.PutUint64(b[17:], p.Lost)
-		b[25], b[26] = byte(len(p.lines)), 0
-		if p.Last {
-			b[26] = 1
-		}
+		b[25], b[26] = byte(len(p.lines)), p.flags()
 		sum.Write(b[:27])
 		for _, line := range p.lines {
 			binary.BigEndian.PutUint32(b[:], uint32(len(line)))
@@ -216,11 +238,7 @@ func (l *LogInfo) appendField(dst []byte) []byte {
 		id = p.ID
 		dst = binary.AppendUvarint(dst, p.Before)
 		dst = binary.AppendUvarint(dst, p.Lost)
-		last := byte(0)
-		if p.Last {
-			last = 1
-		}
-		dst = append(dst, last, byte(p.Lines))
+		dst = append(dst, p.flags(), byte(p.Lines))
 		dst = binary.AppendUvarint(dst, uint64(p.Heard))
 		if p.Heard > 0 {
 			dst = binary.AppendVarint(dst, int64(p.From-id))
@@ -244,11 +262,11 @@ func (l *LogInfo) read(b []byte) (reason string) {
 		p.ID = id + moldcast.Stamp(s.varint())
 		id = p.ID
 		p.Before, p.Lost = s.uvarint(), s.uvarint()
-		last, lines, heard := s.byte(), s.byte(), s.uvarint()
-		if total += heard; heard > MaxHeard || total > MaxHeard || last > 1 || lines > maxLogLines || (heard > 0) != (lines > 0) {
+		flags, lines, heard := s.byte(), s.byte(), s.uvarint()
+		if total += heard; heard > MaxHeard || total > MaxHeard || flags > logLast|logBare || lines > maxLogLines || (heard > 0) != (lines > 0) {
 			s.fail("line log beyond the limits")
 		}
-		p.Last, p.Lines, p.Heard = last == 1, int(lines), int(heard)
+		p.Last, p.Bare, p.Lines, p.Heard = flags&logLast != 0, flags&logBare != 0, int(lines), int(heard)
 		if heard > 0 {
 			p.From = id + moldcast.Stamp(s.varint())
 			p.To = p.From + moldcast.Stamp(s.uvarint())

@@ -25,7 +25,7 @@ func drawLog(t *rapid.T, b *Builder) {
 	for range rapid.IntRange(0, 3).Draw(t, "logs") {
 		p := LogPart{
 			ID: drawStamp(t, "log"), Before: rapid.Uint64Max(1<<40).Draw(t, "before"),
-			Lost: rapid.SampledFrom([]uint64{0, 0, 1, 1 << 40}).Draw(t, "lost"), Last: rapid.Bool().Draw(t, "last"),
+			Lost: rapid.SampledFrom([]uint64{0, 0, 1, 1 << 40}).Draw(t, "lost"), Last: rapid.Bool().Draw(t, "last"), Bare: rapid.IntRange(0, 3).Draw(t, "bare") == 0,
 		}
 		if err := b.BeginLog(p); err != nil {
 			t.Fatal(err)
@@ -125,10 +125,10 @@ func TestLineLogJoins(t *testing.T) {
 	add(LogPart{ID: 8, Before: 10, Last: true})
 	add(LogPart{ID: 8, Before: 10}) // not behind the end
 	want := []string{
-		"{ID:7 Before:0 Heard:5 Lost:2 From:1 To:5 Lines:1 Last:false}", "1", "2", "3", "4", "5",
-		"{ID:7 Before:8 Heard:1 Lost:0 From:6 To:6 Lines:1 Last:false}", "6",
-		"{ID:8 Before:9 Heard:1 Lost:0 From:9 To:9 Lines:1 Last:true}", "9",
-		"{ID:8 Before:10 Heard:0 Lost:0 From:0 To:0 Lines:0 Last:false}",
+		"{ID:7 Before:0 Heard:5 Lost:2 From:1 To:5 Lines:1 Last:false Bare:false}", "1", "2", "3", "4", "5",
+		"{ID:7 Before:8 Heard:1 Lost:0 From:6 To:6 Lines:1 Last:false Bare:false}", "6",
+		"{ID:8 Before:9 Heard:1 Lost:0 From:9 To:9 Lines:1 Last:true Bare:false}", "9",
+		"{ID:8 Before:10 Heard:0 Lost:0 From:0 To:0 Lines:0 Last:false Bare:false}",
 	}
 	var got []string
 	for i := range b.log {

@@ -33,7 +33,8 @@ func (r *secondReader) agreeLog(pieces []flat, b *Block) {
 			id += r.sv()
 			p.ID = moldcast.Stamp(id)
 			p.Before, p.Lost = r.uv(), r.uv()
-			p.Last = r.u8() == 1
+			flags := r.u8()
+			p.Last, p.Bare = flags&1 != 0, flags&2 != 0
 			p.Lines = r.u8()
 			if p.LogPart.Heard = int(r.uv()); p.LogPart.Heard > 0 {
 				p.From = moldcast.Stamp(id + r.sv())
