@@ -126,16 +126,16 @@ func (p *Planner) look(n int, wanted uint64) error {
 			lasts = append(lasts, [2]int{last, last})
 		}
 	})
-	any := func(from, to int) bool {
+	holds := func(from, to int) bool {
 		i := sort.Search(len(lasts), func(i int) bool { return lasts[i][1] >= from })
 		return from <= to && i < len(lasts) && lasts[i][0] <= to
 	}
 	kept := p.open[:0]
 	for i, x := range p.open {
 		// Windows that end from a to b+n-1 have some of it, from b to a+n-1 all.
-		partly := any(x.a, x.b+n-1)
+		partly := holds(x.a, x.b+n-1)
 		if x.b < x.a+n {
-			partly = any(x.a, x.b-1) || any(x.a+n, x.b+n-1)
+			partly = holds(x.a, x.b-1) || holds(x.a+n, x.b+n-1)
 		}
 		if !partly {
 			kept = append(kept, x)
