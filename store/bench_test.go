@@ -78,3 +78,34 @@ func BenchmarkAnswer(b *testing.B) {
 		})
 	}
 }
+
+// BenchmarkVerify reads one segment whole, by as many processors as there are.
+func BenchmarkVerify(b *testing.B) {
+	for _, codec := range []Codec{CodecRow, CodecDense} {
+		b.Run("block=256K/codec="+codec.String(), func(b *testing.B) {
+			o := DefaultOptions()
+			o.Wait, o.Codec, o.NoVerify = true, codec, true
+			a, err := OpenOrCreate(b.TempDir(), o)
+			if err != nil {
+				b.Fatal(err)
+			}
+			defer a.Close()
+			w := writer(b, a, "S")
+			raw := 0
+			for q := moldcast.Seq(1); raw < 8<<20; q += 30 {
+				p := piece(q, 30)
+				raw += len(p.Msgs.Framed())
+				put(b, w, p)
+			}
+			if err := w.Close(); err != nil {
+				b.Fatal(err)
+			}
+			b.SetBytes(int64(raw))
+			for b.Loop() {
+				if rep, err := a.Verify(context.Background(), nil, nil); err != nil || len(rep.Faults) > 0 {
+					b.Fatal(rep, err)
+				}
+			}
+		})
+	}
+}

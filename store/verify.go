@@ -488,6 +488,8 @@ func (v *verification) session(ctx context.Context, c *checked) error {
 // read reads segments, several at a time.
 func (v *verification) read(ctx context.Context, c *checked, segs []*checkedSegment, locked bool) {
 	todo := make(chan *checkedSegment)
+	blocks, end := decodeAll()
+	defer end()
 	var wg sync.WaitGroup
 	for range verifiers {
 		wg.Add(1)
@@ -508,7 +510,7 @@ func (v *verification) read(ctx context.Context, c *checked, segs []*checkedSegm
 					v.mu.Unlock()
 					continue
 				}
-				v.segment(ctx, c, s, dec)
+				v.segment(ctx, c, s, dec, blocks)
 			}
 		}()
 	}
@@ -526,8 +528,9 @@ func short(sum string) string {
 	return sum[:min(12, len(sum))] + "…"
 }
 
-// segment reads one segment whole.
-func (v *verification) segment(ctx context.Context, c *checked, s *checkedSegment, dec *block.Decoder) {
+// segment reads one segment whole; the blocks of its store are decoded by those
+// who take them from todo.
+func (v *verification) segment(ctx context.Context, c *checked, s *checkedSegment, dec *block.Decoder, todo chan<- *decoding) {
 	name := segmentName(s.g.num)
 	bad := func(r moldcast.Range, format string, args ...any) { v.fault(c, name, r, format, args...) }
 	defer v.a.table.forget(s.g)
@@ -572,8 +575,7 @@ func (v *verification) segment(ctx context.Context, c *checked, s *checkedSegmen
 	var cov gap.Set
 	bodies := map[uint64]bool{}
 	var headless []badHeader // blocks with messages
-	var b block.Block
-	var buf []byte
+	q := &decodings{todo: todo}
 	blocks, messages, stored := 0, uint64(0), uint64(0)
 	note := func(n int) {
 		v.mu.Lock()
@@ -584,7 +586,7 @@ func (v *verification) segment(ctx context.Context, c *checked, s *checkedSegmen
 			v.progress(p)
 		}
 	}
-	check := func(k, header []byte, body func(first uint64) ([]byte, func(), error)) error {
+	check := func(k, header []byte, body func(dst []byte, first uint64) ([]byte, error)) error {
 		if err := ctx.Err(); err != nil {
 			return err
 		}
@@ -608,51 +610,51 @@ func (v *verification) segment(ctx context.Context, c *checked, s *checkedSegmen
 		blocks++
 		d := hd.Digest()
 		hashes = append(hashes, hex.EncodeToString(d[:]))
-		bytes, done, err := body(uint64(hd.First()))
-		if err == nil {
-			err = dec.Decode(hd, bytes, &b)
-			stored += uint64(len(bytes))
-			note(len(bytes))
-			done()
-		}
-		switch {
-		case err == nil:
-			messages += uint64(hd.Messages)
-			v.mu.Lock()
+		q.add(hd, func(dst []byte) ([]byte, error) {
+			b, err := body(dst, uint64(hd.First()))
+			if err == nil {
+				stored += uint64(len(b))
+				note(len(b))
+			}
+			return b, err
+		}, func(err error) {
+			switch {
+			case err == nil:
+				messages += uint64(hd.Messages)
+				v.mu.Lock()
+				for _, r := range hd.Runs {
+					c.good.Add(r)
+				}
+				if len(hd.Runs) > 0 && c.s.damageAt(s.g.num, hd.First()) >= 0 {
+					c.sound[[2]uint64{uint64(s.g.num), uint64(hd.First())}] = true
+				}
+				v.mu.Unlock()
+			case len(hd.Runs) > 0 && isDamage(err):
+				v.lose(c, s.g.num, hd.First(), hd.Runs, nil, "%v", err)
+			default:
+				bad(hd.Range(), "%v", err)
+			}
 			for _, r := range hd.Runs {
-				c.good.Add(r)
+				if part, held := cov.Cut(r); held {
+					bad(part, "two blocks of the segment hold it")
+				}
+				cov.Add(r)
+				s.cov = append(s.cov, ownedRange{r, hd.Patch, name})
 			}
-			if len(hd.Runs) > 0 && c.s.damageAt(s.g.num, hd.First()) >= 0 {
-				c.sound[[2]uint64{uint64(s.g.num), uint64(hd.First())}] = true
-			}
-			v.mu.Unlock()
-		case len(hd.Runs) > 0 && isDamage(err):
-			v.lose(c, s.g.num, hd.First(), hd.Runs, nil, "%v", err)
-		default:
-			bad(hd.Range(), "%v", err)
-		}
-		for _, r := range hd.Runs {
-			if part, held := cov.Cut(r); held {
-				bad(part, "two blocks of the segment hold it")
-			}
-			cov.Add(r)
-			s.cov = append(s.cov, ownedRange{r, hd.Patch, name})
-		}
+		})
 		return nil
 	}
 	err = scan(h.db, keyHeader, func(k, header []byte) error {
-		return check(k, header, func(first uint64) ([]byte, func(), error) {
+		return check(k, header, func(dst []byte, first uint64) ([]byte, error) {
 			bodies[first] = true
-			var body []byte
 			err := s.g.value(h.db, seqKey(nil, keyBody, first), func(v []byte) error {
-				body = append(buf[:0], v...)
-				buf = body
+				dst = append(dst, v...)
 				return nil
 			})
 			if errors.Is(err, pebble.ErrNotFound) {
 				err = errNoBody
 			}
-			return body, func() {}, err
+			return dst, err
 		})
 	})
 	if err == nil {
@@ -662,9 +664,10 @@ func (v *verification) segment(ctx context.Context, c *checked, s *checkedSegmen
 				bad(moldcast.Range{}, "marks %x: %v", k, err)
 				return nil
 			}
-			return check(k, header, func(uint64) ([]byte, func(), error) { return body, func() {}, nil })
+			return check(k, header, func(dst []byte, _ uint64) ([]byte, error) { return append(dst, body...), nil })
 		})
 	}
+	q.settle()
 	var stray []string
 	if err == nil && s.sealed { // before, it may be what a crash left, and goes when it is recovered
 		stray, err = v.strays(h.db, bodies)
