@@ -138,7 +138,10 @@
 // # How a message becomes durable
 //
 //	Append     copies into the open block, under the session's lock; readable at once
-//	worker     compresses a block that is full (BlockSize): well, or fast while four wait for it
+//	worker     compresses a block that is full (BlockSize): well, or fast while four wait for it;
+//	           by encoders that all of an archive share, as many as there are processors
+//	learner    finds out by what messages of a recording are foretold: one at a time of an
+//	           archive, where nothing that is known will do
 //	committer  decides what is written: blocks as a table, or tail records to the log
 //	ingester   writes the bodies of a table, syncs and ingests it, then hands the
 //	           headers and the deletion of tail records to the log in one batch
@@ -214,7 +217,8 @@
 // raw bytes decoded, and an eighth of BlockSize for each block; and what it
 // would cost in blocks of the usual size in the order of sequences. Where that
 // saves the share Options.MergeSaves, and a block at least, it is merged before
-// it is sealed: in the background, while the next segment is written. With
+// it is sealed: in the background, while the next segment is written, one segment of an archive
+// at a time for two processors. With
 // CodecAuto it is also where an eighth of its raw bytes, and a block at least,
 // was stored fast: all of it is compressed anew, each block by what was learned
 // of the segment's messages, or as rows where those are smaller. The hashes of
@@ -231,7 +235,7 @@
 // A piece is never split or joined; no hole, record, line or time changes. What is
 // damaged is left as it is, so that its hole stays named. Half of the time a
 // merge rests. At most 3 segments wait for one: then it ends, and they are
-// sealed as they are; so also beyond 256 MiB while closing, and without room on the
+// sealed as they are; so also beyond 256 MiB while closing (512 MiB of an archive), and without room on the
 // disk. The seal says so (merge.left), or how many blocks there were and how many
 // bytes were written (merge.blocks, merge.bytes_stored, merge.bytes_written):
 // these are not part of what a capture writes. A reader that recovers a
