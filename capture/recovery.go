@@ -46,7 +46,7 @@ type recovery struct {
 	nextScan moldcast.Instant
 	alarm    moldcast.Instant // when a failure may be logged again
 	owed     owed
-	bulk     chan func()      // what fetches have for the engine
+	bulk     chan func() // what fetches have for the engine
 	running  sync.WaitGroup
 	cancel   context.CancelFunc
 	ctx      context.Context
