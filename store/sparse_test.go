@@ -4,6 +4,7 @@ import (
 	"errors"
 	"io"
 	"testing"
+	"time"
 
 	"github.com/cockroachdb/pebble/v2/vfs"
 	"github.com/google/go-cmp/cmp"
@@ -23,6 +24,7 @@ func TestRisingNumbers(t *testing.T) {
 
 func rising(t *testing.T, first moldcast.Seq, sparse bool) {
 	o := testOptions(vfs.NewMem())
+	o.Sync = time.Hour // nothing but Flush makes it durable
 	a := create(t, o)
 	w, err := a.Writer("c", sess(t, "S"), 0)
 	if err != nil {
