@@ -108,7 +108,7 @@ func (e *encoders) encode(m *memBlock, waiting int, last bool) (note, err error)
 		return note, err
 	}
 	e.seen += m.parsed.RawLen
-	if wants := past.WantsPlans() || e.unsure; wants && !last && !e.learns && e.seen >= learnedAfter {
+	if wants := e.codec.level(waiting) == block.Dense && (past.WantsPlans() || e.unsure); wants && !last && !e.learns && e.seen >= learnedAfter {
 		e.learner.later(e.plans, m.b)
 	}
 	return nil, nil

@@ -96,9 +96,10 @@ type Options struct {
 }
 
 // DefaultOptions is the zero Options with Sync at its default of 50 ms,
-// Reserve at its default of 16 MiB, and CodecAuto.
+// Reserve at its default of 16 MiB, and CodecFast: rows take more time and room,
+// and dense blocks so much time that one processor loses messages for it.
 func DefaultOptions() Options {
-	o := Options{Sync: DefaultSync, Reserve: DefaultReserve, Codec: CodecAuto}
+	o := Options{Sync: DefaultSync, Reserve: DefaultReserve, Codec: CodecFast}
 	o.EnsureDefaults()
 	return o
 }

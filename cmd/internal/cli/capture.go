@@ -109,6 +109,13 @@ func configError(err error) error {
 	return usagef("--config: %w", err)
 }
 
+// captureOptions are all that n says of the archive, and what every command shares.
+func (e *env) captureOptions(n *config.Node) store.Options {
+	o, shared := n.StoreOptions(), e.storeOptions()
+	o.Log, o.Node = shared.Log, shared.Node
+	return o
+}
+
 func (e *env) capture(c *cobra.Command, f *captureFlags) error {
 	node, where, err := f.config(c)
 	if err != nil {
@@ -132,9 +139,7 @@ func (e *env) capture(c *cobra.Command, f *captureFlags) error {
 		lines += len(cfgs[i].Lines)
 		feeds[cfgs[i].Channel] = cfgs[i].Feed
 	}
-	opts := e.storeOptions()
-	want := node.StoreOptions()
-	opts.Sync, opts.SegmentSize, opts.SegmentTime, opts.Reserve, opts.QueueBytes = want.Sync, want.SegmentSize, want.SegmentTime, want.Reserve, want.QueueBytes
+	opts := e.captureOptions(&node)
 	raiseProcs(min(lines, maxRaise) + 2) // and the threads of answers and of requests
 
 	sink := &archiveSink{feeds: feeds}
