@@ -128,22 +128,27 @@ func TestAsHeard(t *testing.T) {
 		lines[l] = append(lines[l], mark(next, 0), mark(next, moldcast.EndCount), mark(next, moldcast.EndCount))
 	}
 
+	http := ""
 	capture := func(archive string) (*proc, []*net.UDPConn) {
 		p := moldtape(t, dir, "capture", "--archive", archive, "--channel", "ab", "--line", "127.0.0.1:0", "--line", "127.0.0.2:0",
-			"--line-log", "on", "--start", "live", "--nak-budget", "300ms", "--until-end")
-		return p, lineAddrs(t, p.event("ready"))
+			"--line-log", "on", "--start", "live", "--nak-budget", "300ms", "--until-end", "--http", "127.0.0.1:0")
+		ready := p.event("ready")
+		http = ready["http"].(string)
+		return p, lineAddrs(t, ready)
 	}
 	cap, to := capture("first")
+	sent := 0
 	for i := range max(len(lines[0]), len(lines[1])) {
 		for l := range lines {
 			if i < len(lines[l]) {
 				if _, err := to[l].Write(lines[l][i]); err != nil {
 					t.Fatal(err)
 				}
+				sent++
 			}
 		}
-		if i%8 == 7 {
-			time.Sleep(2 * time.Millisecond) // a pace that two busy cores keep up with
+		if i%32 == 31 { // no more under way than the smallest buffer holds
+			waitStatus(t, http, func(s map[string]any) bool { return num(t, s, "packets") >= sent })
 		}
 	}
 	cap.exit(0)

@@ -250,9 +250,6 @@ func TestLineLogCost(t *testing.T) {
 
 // Nothing is allocated for a datagram once a builder has been filled before.
 func TestHeardDoesNotAllocate(t *testing.T) {
-	if raceEnabled {
-		t.Skip("allocations are counted otherwise under the race detector")
-	}
 	b := NewBuilder(testSession)
 	fill := func() {
 		b.Reset(testSession)
