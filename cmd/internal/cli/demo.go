@@ -160,7 +160,7 @@ func (d *demo) run(ctx context.Context) error {
 	if err := step(&d.rep.capture, d.record, "capture"); err != nil {
 		return err
 	}
-	archive, err := store.Open(d.dir, store.Options{Log: d.log})
+	archive, err := store.Open(d.dir, d.options())
 	if err != nil {
 		return err
 	}
@@ -255,13 +255,20 @@ func freeGroup() (netip.AddrPort, error) {
 	return netip.AddrPortFrom(netip.AddrFrom4([4]byte{239, 255, 0, 1}), port), nil
 }
 
+// options are those of a capture.
+func (d *demo) options() store.Options {
+	o := store.DefaultOptions()
+	o.Log = d.log
+	return o
+}
+
 // record publishes over a lossy link and captures.
 func (d *demo) record(ctx context.Context) error {
 	group, err := freeGroup()
 	if err != nil {
 		return err
 	}
-	archive, err := store.Create(d.dir, store.Options{Log: d.log, Sync: store.DefaultSync})
+	archive, err := store.Create(d.dir, d.options())
 	if err != nil {
 		if errors.Is(err, store.ErrExists) {
 			return usagef("--archive %s: %v; the demo wants a new one", d.dir, err)
