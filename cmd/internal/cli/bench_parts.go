@@ -212,16 +212,16 @@ func (r *benchRun) serve(dir string, cache int64) (*served, error) {
 	return s, nil
 }
 
-// view is the only recording.
-func (s *served) view() (*store.View, store.Ref, error) {
-	infos, err := s.archive.Sessions()
+// onlyView is the only recording of the archive that was made.
+func onlyView(a *store.Archive) (*store.View, store.Ref, error) {
+	infos, err := a.Sessions()
 	if err != nil {
 		return nil, store.Ref{}, err
 	}
 	if len(infos) != 1 {
 		return nil, store.Ref{}, fmt.Errorf("%d recordings in the archive that was made, want 1", len(infos))
 	}
-	v, err := s.archive.View(infos[0].Ref())
+	v, err := a.View(infos[0].Ref())
 	return v, infos[0].Ref(), err
 }
 
@@ -249,7 +249,7 @@ func (r *benchRun) hot(ctx context.Context, dir string, n int) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, s.end()) }()
-	view, ref, err := s.view()
+	view, ref, err := onlyView(s.archive)
 	if err != nil {
 		return err
 	}
@@ -279,7 +279,7 @@ func (r *benchRun) cold(ctx context.Context, dir string, n int) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, s.end()) }()
-	view, ref, err := s.view()
+	view, ref, err := onlyView(s.archive)
 	if err != nil {
 		return err
 	}
@@ -339,11 +339,7 @@ func (r *benchRun) replay(ctx context.Context) error {
 		return err
 	}
 	defer closeQuietly(r.log, "archive", a.Close)
-	infos, err := a.Sessions()
-	if err != nil || len(infos) != 1 {
-		return errors.Join(err, fmt.Errorf("%d recordings", len(infos)))
-	}
-	view, err := a.View(infos[0].Ref())
+	view, _, err := onlyView(a)
 	if err != nil {
 		return err
 	}
