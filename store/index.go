@@ -43,6 +43,12 @@ type blockRef struct {
 	logged            bool         // what was heard of it was stored under a line log
 }
 
+// fullyLogged reports whether all that was heard of a block was stored under a
+// line log.
+func fullyLogged(h *block.Header) bool {
+	return h.Log != nil && !slices.ContainsFunc(h.Log.Parts, func(p block.LogPart) bool { return p.Bare })
+}
+
 // memory is at most what the block takes decoded.
 func (b *blockRef) memory() int64 { return int64(b.raw) + 32*int64(b.messages) }
 
@@ -106,7 +112,7 @@ func (x *index) add(h *block.Header, id uint64) {
 	blk := int32(len(x.blocks))
 	x.blocks = append(x.blocks, blockRef{
 		first: h.First(), messages: h.Messages, packets: h.Packets, patch: h.Patch, raw: h.RawLen, stored: h.StoredLen, codec: h.Codec,
-		minTime: h.MinTime, maxTime: h.MaxTime, markMin: h.MarkMin, markMax: h.MarkMax, logged: h.Log != nil && !slices.ContainsFunc(h.Log.Parts, func(p block.LogPart) bool { return p.Bare }),
+		minTime: h.MinTime, maxTime: h.MaxTime, markMin: h.MarkMin, markMax: h.MarkMax, logged: fullyLogged(h),
 	})
 	if h.Patch {
 		x.patches = append(x.patches, h.Runs...)
