@@ -260,6 +260,7 @@ func (s *session) damaged(g *segment, first moldcast.Seq, r moldcast.Range, err 
 	if !isDamage(err) {
 		return
 	}
+	written := g.isWritten()
 	d := damageRecord{Segment: g.num, Block: first, Problem: oneLine(err.Error()), Time: moldcast.StampOf(s.a.o.Clock()), Found: "read"}
 	s.mu.Lock()
 	ranges := []moldcast.Range{r}
@@ -270,7 +271,9 @@ func (s *session) damaged(g *segment, first moldcast.Seq, r moldcast.Range, err 
 		d.Block = r.First
 	}
 	d.Ranges = inclusive(ranges)
-	if s.damageAt(d.Segment, d.Block) >= 0 || !slices.Contains(s.segs, g) || s.foreign(g) {
+	// A segment of this process whose store failed may be opened anew right now.
+	unsettled := s.foreign(g) || !g.sealed && !written
+	if s.damageAt(d.Segment, d.Block) >= 0 || !slices.Contains(s.segs, g) || unsettled {
 		s.mu.Unlock()
 		return
 	}

@@ -6,6 +6,7 @@ import (
 	"io"
 	"os"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"syscall"
 	"testing"
@@ -178,6 +179,68 @@ func TestSealFails(t *testing.T) {
 	if err != nil || infos[0].Segments < 2 || infos[0].Messages != 7999 {
 		t.Fatalf("%+v %v", infos, err)
 	}
+}
+
+// Who reads a segment while its seal removes files reads it right: no file that
+// it found there is gone when it opens it.
+func TestReadWhileSealed(t *testing.T) {
+	var w *Writer
+	var of atomic.Pointer[segment]
+	var in, parked atomic.Bool // a reader got in, and has found a file
+	var next atomic.Uint64
+	var reads sync.WaitGroup
+	found, gone := make(chan struct{}), make(chan struct{})
+	find, leave := sync.OnceFunc(func() { close(found) }), sync.OnceFunc(func() { close(gone) })
+	o := testOptions(errorfs.Wrap(newMemFS(), errorfs.InjectorFunc(func(op errorfs.Op) error {
+		g := of.Load()
+		if g == nil || !strings.HasPrefix(op.Path, g.dir) {
+			return nil
+		}
+		log := strings.HasSuffix(op.Path, ".log")
+		switch {
+		case op.Kind == errorfs.OpRemove && log && !in.Load():
+			if !g.mu.TryRLock() {
+				break
+			}
+			in.Store(g.db == nil)
+			g.mu.RUnlock()
+			at := moldcast.Seq(next.Add(200)) // in a block that no read has brought into memory
+			reads.Go(func() {
+				if _, _, err := w.View().Append(nil, at, 1, 1<<16, true); err != nil {
+					t.Error(err)
+				}
+			})
+			if in.Load() {
+				<-found
+			}
+		case op.Kind == errorfs.OpStat && log && in.Load():
+			parked.Store(true)
+			find()
+			<-gone
+		case op.Kind == errorfs.OpOpenDir && parked.Load(): // by the sealer
+			leave()
+		case op.Kind == errorfs.OpCreate && parked.Load():
+			reads.Wait() // below a seal, files are looked through
+		}
+		return nil
+	})))
+	o.CacheBytes, o.TailBytes, o.MergeSaves = 1, 1, -1
+	a := create(t, o)
+	w = writer(t, a, "S")
+	fillRange(t, w, moldcast.Range{First: 1, Next: 2000}, 9)
+	if err := w.Flush(context.Background()); err != nil {
+		t.Fatal(err)
+	}
+	w.s.mu.Lock()
+	seg := w.s.segs[0]
+	w.s.mu.Unlock()
+	until(t, "blocks are on disk", func() bool { return w.View().Block(900).seg == seg })
+	of.Store(seg)
+	if err := w.Close(); err != nil {
+		t.Fatal(err)
+	}
+	reads.Wait()
+	verify(t, a)
 }
 
 // While the disk is slow nothing is durable that is not synced, blocks neither

@@ -260,19 +260,7 @@ func (g *segment) finish(a *Archive, prev string, left error) (*seal, error) {
 	if err != nil {
 		return wrap(err)
 	}
-	// Readers within this process drain; those that come after open the
-	// segment as a sealed one.
-	g.mu.Lock()
-	err = guard(g.log, db.Close)
-	if err != nil {
-		g.fence.raise()
-	}
-	g.db, g.fence, g.log = nil, nil, nil
-	g.mu.Unlock()
-	if err != nil {
-		return wrap(err)
-	}
-	if err := dropFiles(a, g, live); err != nil {
+	if err := g.closeStore(a, live); err != nil {
 		return wrap(err)
 	}
 	s.Sealed, s.Node = at.Sealed, at.Node
@@ -285,6 +273,24 @@ func (g *segment) finish(a *Archive, prev string, left error) (*seal, error) {
 		return wrap(err)
 	}
 	return s, nil
+}
+
+// closeStore closes the store of a segment that is to be sealed, and removes
+// what is then of no use. Readers within this process drain before, and wait
+// until the files are gone: those that come after open the directory as that of
+// a sealed segment, and who listed a file that is about to go could not.
+func (g *segment) closeStore(a *Archive, live func(name string) bool) error {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	err := guard(g.log, g.db.Close)
+	if err != nil {
+		g.fence.raise()
+	}
+	g.db, g.fence, g.log = nil, nil, nil
+	if err != nil {
+		return err
+	}
+	return dropFiles(a, g, live)
 }
 
 // liveTables tells the files of tables and blobs that db reads from others.
@@ -338,16 +344,12 @@ func dropFiles(a *Archive, g *segment, live func(name string) bool) error {
 // not give them, or fn refuses them as damaged, they are looked for in its
 // files, and fn is called again.
 func (g *segment) read(t *table, first moldcast.Seq, fn func(header, body []byte) error) error {
-	g.mu.RLock()
-	if g.db != nil {
-		defer g.mu.RUnlock()
-		return g.readBlock(g.db, first, fn)
-	}
-	h, err := g.acquire(t)
-	if err != nil {
-		return err
-	}
-	defer t.release(h)
+	return g.withStore(t, func(db *pebble.DB) error { return g.readBlock(db, first, fn) },
+		func(h *handle) error { return g.readSealed(t, h, first, fn) })
+}
+
+// readSealed is read of a segment that this process does not write.
+func (g *segment) readSealed(t *table, h *handle, first moldcast.Seq, fn func(header, body []byte) error) (err error) {
 	if err = h.openErr; err == nil {
 		err = g.readBlock(h.db, first, fn)
 		if err == nil || !isDamage(err) {
@@ -366,6 +368,52 @@ func (g *segment) read(t *table, first moldcast.Seq, fn func(header, body []byte
 		return err
 	}
 	return rawErr
+}
+
+// withStore calls open with the store of g where this process writes it, else
+// sealed with g opened for reading. While a store that failed is opened anew
+// its files come and go, so what is then read from them tells nothing: it is
+// read again from the store that is back.
+func (g *segment) withStore(t *table, open func(db *pebble.DB) error, sealed func(h *handle) error) error {
+	for {
+		if db, unlock := g.store(); db != nil {
+			defer unlock()
+			return open(db)
+		}
+		err := g.withHandle(t, sealed)
+		if err == nil || !g.isWritten() {
+			return err
+		}
+	}
+}
+
+// store is the store of g, until unlock; nil where this process does not write
+// g.
+func (g *segment) store() (db *pebble.DB, unlock func()) {
+	g.mu.RLock()
+	if g.db == nil {
+		g.mu.RUnlock()
+		return nil, nil
+	}
+	return g.db, g.mu.RUnlock
+}
+
+func (g *segment) isWritten() bool {
+	g.mu.RLock()
+	defer g.mu.RUnlock()
+	return g.db != nil
+}
+
+func (g *segment) withHandle(t *table, fn func(h *handle) error) error {
+	if g.isMoved() {
+		return fmt.Errorf("%s: %w", g.name, errGone)
+	}
+	h, err := t.acquire(g)
+	if err != nil {
+		return err
+	}
+	defer t.release(h)
+	return fn(h)
 }
 
 // readBlock is read of one store.
@@ -388,17 +436,6 @@ func (g *segment) readBlock(db *pebble.DB, first moldcast.Seq, fn func(header, b
 	return err
 }
 
-// acquire opens g for reading, and lets go of mu: whoever holds it knows that
-// this process does not write g. REQUIRES: mu, for reading.
-func (g *segment) acquire(t *table) (*handle, error) {
-	moved := g.moved
-	g.mu.RUnlock()
-	if moved {
-		return nil, fmt.Errorf("%s: %w", g.name, errGone)
-	}
-	return t.acquire(g)
-}
-
 // isMoved reports whether another segment has taken the place of g.
 func (g *segment) isMoved() bool {
 	g.mu.RLock()
@@ -408,20 +445,12 @@ func (g *segment) isMoved() bool {
 
 // use gives fn the store of g, whether it is being written or sealed.
 func (g *segment) use(t *table, fn func(db *pebble.DB) error) error {
-	g.mu.RLock()
-	if g.db != nil {
-		defer g.mu.RUnlock()
-		return fn(g.db)
-	}
-	h, err := g.acquire(t)
-	if err != nil {
-		return err
-	}
-	defer t.release(h)
-	if h.db == nil {
-		return h.openErr
-	}
-	return fn(h.db)
+	return g.withStore(t, fn, func(h *handle) error {
+		if h.db == nil {
+			return h.openErr
+		}
+		return fn(h.db)
+	})
 }
 
 // decode reads and decodes one block.

@@ -180,9 +180,6 @@ func newAsker(t testing.TB, to netip.AddrPort) *asker {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { c.Close() })
-	if err := c.SetReadDeadline(time.Now().Add(20 * time.Second)); err != nil {
-		t.Fatal(err)
-	}
 	return &asker{t, c, make([]byte, 1<<16)}
 }
 
@@ -195,6 +192,9 @@ func (a *asker) ask(r moldcast.Request) {
 
 func (a *asker) expect(r moldcast.Request, want []byte) {
 	a.t.Helper()
+	if err := a.SetReadDeadline(time.Now().Add(20 * time.Second)); err != nil {
+		a.t.Fatal(err)
+	}
 	n, err := a.Read(a.buf)
 	if err != nil {
 		a.t.Fatalf("no answer to %v: %v", r.Range(), err)
