@@ -302,7 +302,7 @@ func (e *env) replay(c *cobra.Command, args []string, f *replayFlags) (err error
 			return err
 		}
 	}
-	archive, err := store.Open(e.archiveDir(), store.Options{Log: e.log})
+	archive, err := e.openArchive()
 	if err != nil {
 		return err
 	}

@@ -136,7 +136,7 @@ func requestAddr(flag, s string) (netip.AddrPort, error) {
 }
 
 func (e *env) retransmit(ctx context.Context, o retransmitFlags, cfg retransmit.Config, addr netip.AddrPort) (err error) {
-	archive, err := store.Open(e.archiveDir(), store.Options{Log: e.log})
+	archive, err := e.openArchive()
 	if err != nil {
 		return err
 	}
