@@ -48,7 +48,8 @@ func TestCrowdShares(t *testing.T) {
 		v.set(func() { v.end = v.head })
 		all.Wait()
 		w := s.Stats().Wire
-		if cells := uint64(head/cellMessages + 1); w.Messages != end-1 || w.Reads > cells+5 || w.Chunks < crowd*cells {
+		// A cell that grew is read again; were it not shared, that would be crowd*cells.
+		if cells := uint64(head/cellMessages + 1); w.Messages != end-1 || w.Reads > 2*cells || w.Chunks < crowd*cells {
 			t.Errorf("%+v", w)
 		}
 	})
