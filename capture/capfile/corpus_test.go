@@ -184,21 +184,3 @@ func TestCorpusDamaged(t *testing.T) {
 		surveyOf(got, SurveyOptions{})
 	}
 }
-
-func BenchmarkReader(b *testing.B) {
-	file := corpusFile(b, "nasdaq-totalview-2016/nasdaq.pcap")
-	b.SetBytes(int64(len(file)))
-	b.ReportAllocs()
-	for b.Loop() {
-		r, err := NewReader(bytes.NewReader(file), Options{Checksums: true})
-		if err != nil {
-			b.Fatal(err)
-		}
-		for {
-			if _, err := r.Next(); err != nil {
-				break
-			}
-		}
-		r.Close()
-	}
-}

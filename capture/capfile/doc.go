@@ -13,7 +13,8 @@
 //
 // Link, IPv4 and UDP headers are decoded, and files written, by gopacket, which
 // only this package imports. Where it misreads or trusts a file, code of this
-// package stands in, and says why at its place.
+// package stands in, and says why at its place; and for the frames that nearly
+// all of a feed are, which are read the same several times as fast.
 //
 // # What is relied on
 //

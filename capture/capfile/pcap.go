@@ -24,9 +24,9 @@ type frame struct {
 
 // framer reads the records of one container format.
 type framer interface {
-	// next gives io.EOF after the last whole record, and a *FormatError or a
-	// read error where it can go no further.
-	next(s *source) (frame, error)
+	// next sets f to the next record. It gives io.EOF after the last whole one,
+	// and a *FormatError or a read error where it can go no further.
+	next(s *source, f *frame) error
 }
 
 // pcap file header (24 bytes): magic u32, version u16 u16, zone i32, accuracy
@@ -45,8 +45,9 @@ const (
 // allocates what the snap length claims and cuts the link type to 8 bits. With
 // all that checked before it is called, a record is decoded already.
 type pcapReader struct {
-	order binary.ByteOrder
+	order order
 	unit  uint32 // fractions in a second
+	ns    int64  // nanoseconds in a fraction
 	link  uint32
 	num   int64
 }
@@ -56,53 +57,57 @@ func newPcap(s *source) (*pcapReader, error) {
 	if err != nil {
 		return nil, short(s, b, err, 0, "file header")
 	}
-	p := &pcapReader{order: binary.LittleEndian, unit: 1e6}
+	p := &pcapReader{unit: 1e6}
 	switch le, be := binary.LittleEndian.Uint32(b), binary.BigEndian.Uint32(b); {
 	case le == magicMicro:
 	case le == magicNano:
 		p.unit = 1e9
 	case be == magicMicro:
-		p.order = binary.BigEndian
+		p.order = big
 	case be == magicNano:
-		p.order, p.unit = binary.BigEndian, 1e9
+		p.order, p.unit = big, 1e9
 	}
-	if v := p.order.Uint16(b[4:]); v != 2 {
-		return nil, &FormatError{Pos: s.pos + 4, Err: ErrVersion, Detail: fmt.Sprintf("pcap version %d.%d, want 2.4", v, p.order.Uint16(b[6:]))}
+	p.ns = int64(1e9 / p.unit)
+	if v := p.order.u16(b[4:]); v != 2 {
+		return nil, &FormatError{Pos: s.pos + 4, Err: ErrVersion, Detail: fmt.Sprintf("pcap version %d.%d, want 2.4", v, p.order.u16(b[6:]))}
 	}
-	p.link = p.order.Uint32(b[20:]) & 0xffff // the upper bits tell of frame check sequences
+	p.link = p.order.u32(b[20:]) & 0xffff // the upper bits tell of frame check sequences
 	if !linkSupported(p.link) {
 		return nil, &FormatError{Pos: s.pos + 20, Err: ErrLinkType, Detail: linkDetail(p.link)}
 	}
-	s.skip(pcapHeader)
+	s.pass(pcapHeader)
 	return p, nil
 }
 
-func (p *pcapReader) next(s *source) (frame, error) {
+func (p *pcapReader) next(s *source, f *frame) error {
 	at := s.pos
 	num := p.num + 1
 	h, err := s.peek(pcapRecord)
 	if err != nil {
 		if len(h) == 0 && err == io.EOF {
-			return frame{}, io.EOF
+			return io.EOF
 		}
-		return frame{}, short(s, h, err, num, "record header")
+		return short(s, h, err, num, "record header")
 	}
-	sec, frac := p.order.Uint32(h), p.order.Uint32(h[4:])
-	n, orig := p.order.Uint32(h[8:]), p.order.Uint32(h[12:])
+	sec, frac := p.order.u32(h), p.order.u32(h[4:])
+	n, orig := p.order.u32(h[8:]), p.order.u32(h[12:])
 	if n > MaxFrame {
-		return frame{}, &FormatError{Pos: at, Frame: num, Err: ErrLength, Detail: fmt.Sprintf("captured length %d, most is %d", n, MaxFrame)}
+		return &FormatError{Pos: at, Frame: num, Err: ErrLength, Detail: fmt.Sprintf("captured length %d, most is %d", n, MaxFrame)}
 	}
 	if frac >= p.unit {
-		return frame{}, &FormatError{Pos: at, Frame: num, Err: ErrTime, Detail: fmt.Sprintf("fraction %d of %d in a second", frac, p.unit)}
+		return &FormatError{Pos: at, Frame: num, Err: ErrTime, Detail: fmt.Sprintf("fraction %d of %d in a second", frac, p.unit)}
 	}
 	b, err := s.peek(pcapRecord + int(n))
 	if err != nil {
-		return frame{}, short(s, b, err, num, fmt.Sprintf("%d of %d bytes are there", max(0, len(b)-pcapRecord), n))
+		return short(s, b, err, num, fmt.Sprintf("%d of %d bytes are there", max(0, len(b)-pcapRecord), n))
 	}
-	s.skip(int64(len(b)))
+	s.pass(len(b))
 	p.num = num
-	ns := int64(sec)*1e9 + int64(frac)*int64(1e9/p.unit)
-	return frame{data: b[pcapRecord:], orig: max(int(min(orig, 1<<30)), int(n)), stamp: moldcast.Stamp(ns), link: p.link, pos: at, num: num}, nil
+	*f = frame{
+		data: b[pcapRecord:], orig: max(int(min(orig, 1<<30)), int(n)), stamp: moldcast.Stamp(int64(sec)*1e9 + int64(frac)*p.ns),
+		link: p.link, pos: at, num: num,
+	}
+	return nil
 }
 
 // short is the error for a record that b does not hold whole.

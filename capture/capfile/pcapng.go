@@ -41,15 +41,15 @@ type ngIface struct {
 // and rounds binary fractions, believes a captured length beyond its block, and
 // cuts the link type to 8 bits. To fence that means to parse every block first.
 type ngReader struct {
-	order  binary.ByteOrder
+	order  order
 	ifaces []ngIface
 	num    int64
 	last   moldcast.Stamp // for simple packets, which have no time
 }
 
-func newPcapng() *ngReader { return &ngReader{order: binary.LittleEndian} }
+func newPcapng() *ngReader { return new(ngReader) }
 
-func (n *ngReader) next(s *source) (frame, error) {
+func (n *ngReader) next(s *source, f *frame) error {
 	for {
 		at := s.pos
 		fault := func(err error, format string, args ...any) error {
@@ -58,73 +58,72 @@ func (n *ngReader) next(s *source) (frame, error) {
 		h, err := s.peek(12)
 		if err != nil {
 			if len(h) == 0 && err == io.EOF {
-				return frame{}, io.EOF
+				return io.EOF
 			}
-			return frame{}, short(s, h, err, 0, "block header")
+			return short(s, h, err, 0, "block header")
 		}
-		typ := n.order.Uint32(h)
+		typ := n.order.u32(h)
 		if typ == ngSection { // the same in both byte orders
 			switch {
 			case binary.LittleEndian.Uint32(h[8:]) == ngByteOrder:
-				n.order = binary.LittleEndian
+				n.order = little
 			case binary.BigEndian.Uint32(h[8:]) == ngByteOrder:
-				n.order = binary.BigEndian
+				n.order = big
 			default:
-				return frame{}, fault(ErrBlock, "section with byte-order magic %x", h[8:12])
+				return fault(ErrBlock, "section with byte-order magic %x", h[8:12])
 			}
 		}
-		total := n.order.Uint32(h[4:])
+		total := n.order.u32(h[4:])
 		if total < 12 || total%4 != 0 {
-			return frame{}, fault(ErrLength, "block of %d bytes", total)
+			return fault(ErrLength, "block of %d bytes", total)
 		}
 		switch typ {
 		case ngSection, ngInterface, ngOldPacket, ngSimple, ngPacket:
 		default:
 			// Of no interest, and maybe large: passed without being kept.
 			if err := n.pass(s, total); err != nil {
-				return frame{}, err
+				return err
 			}
 			continue
 		}
 		if total > ngMaxParsed {
-			return frame{}, fault(ErrLength, "block of %d bytes, most is %d", total, ngMaxParsed)
+			return fault(ErrLength, "block of %d bytes, most is %d", total, ngMaxParsed)
 		}
 		b, err := s.peek(int(total))
 		if err != nil {
-			return frame{}, short(s, b, err, n.frameNum(typ), fmt.Sprintf("%d of %d bytes are there", len(b), total))
+			return short(s, b, err, n.frameNum(typ), fmt.Sprintf("%d of %d bytes are there", len(b), total))
 		}
-		if t := n.order.Uint32(b[total-4:]); t != total {
-			return frame{}, fault(ErrBlock, "block length %d before and %d behind", total, t)
+		if t := n.order.u32(b[total-4:]); t != total {
+			return fault(ErrBlock, "block length %d before and %d behind", total, t)
 		}
-		s.skip(int64(total))
+		s.pass(int(total))
 		body := b[8 : total-4]
 		switch typ {
 		case ngSection:
 			if len(body) < 16 {
-				return frame{}, fault(ErrBlock, "section header of %d bytes", len(body))
+				return fault(ErrBlock, "section header of %d bytes", len(body))
 			}
-			if v := n.order.Uint16(body[4:]); v != 1 {
-				return frame{}, fault(ErrVersion, "pcapng version %d", v)
+			if v := n.order.u16(body[4:]); v != 1 {
+				return fault(ErrVersion, "pcapng version %d", v)
 			}
 			n.ifaces = n.ifaces[:0]
 		case ngInterface:
 			if len(n.ifaces) == ngMaxInterfaces {
-				return frame{}, fault(ErrBlock, "more than %d interfaces", ngMaxInterfaces)
+				return fault(ErrBlock, "more than %d interfaces", ngMaxInterfaces)
 			}
 			i, why := n.iface(body)
 			if why != "" {
-				return frame{}, fault(ErrBlock, "interface %d: %s", len(n.ifaces), why)
+				return fault(ErrBlock, "interface %d: %s", len(n.ifaces), why)
 			}
 			n.ifaces = append(n.ifaces, i)
 		default:
-			f, err := n.packet(typ, body)
-			if err != nil {
+			if err := n.packet(typ, body, f); err != nil {
 				err.Pos, err.Frame = at, n.num+1
-				return frame{}, err
+				return err
 			}
 			n.num++
 			f.pos, f.num = at, n.num
-			return f, nil
+			return nil
 		}
 	}
 }
@@ -152,10 +151,10 @@ func (n *ngReader) pass(s *source, total uint32) error {
 		}
 		return &FormatError{Pos: at, Err: ErrTruncated, Detail: fmt.Sprintf("%d of %d bytes are there", int(total)-4+len(b), total)}
 	}
-	if t := n.order.Uint32(b); t != total {
+	if t := n.order.u32(b); t != total {
 		return &FormatError{Pos: at, Err: ErrBlock, Detail: fmt.Sprintf("block length %d before and %d behind", total, t)}
 	}
-	s.skip(4)
+	s.pass(4)
 	return nil
 }
 
@@ -163,9 +162,9 @@ func (n *ngReader) iface(b []byte) (ngIface, string) {
 	if len(b) < 8 {
 		return ngIface{}, fmt.Sprintf("description of %d bytes", len(b))
 	}
-	i := ngIface{link: uint32(n.order.Uint16(b)), snap: n.order.Uint32(b[4:]), exp: 6}
+	i := ngIface{link: uint32(n.order.u16(b)), snap: n.order.u32(b[4:]), exp: 6}
 	for o := b[8:]; len(o) >= 4; {
-		code, size := n.order.Uint16(o), int(n.order.Uint16(o[2:]))
+		code, size := n.order.u16(o), int(n.order.u16(o[2:]))
 		o = o[4:]
 		if code == 0 {
 			break
@@ -181,16 +180,16 @@ func (n *ngReader) iface(b []byte) (ngIface, string) {
 				return ngIface{}, fmt.Sprintf("time resolution of 10^-%d s", i.exp)
 			}
 		case code == ngOptOffset && size >= 8:
-			i.offset = int64(n.order.Uint64(v))
+			i.offset = int64(n.order.u64(v))
 		}
 		o = o[min(len(o), (size+3)&^3):]
 	}
 	return i, ""
 }
 
-func (n *ngReader) packet(typ uint32, b []byte) (frame, *FormatError) {
-	fault := func(err error, format string, args ...any) (frame, *FormatError) {
-		return frame{}, &FormatError{Err: err, Detail: fmt.Sprintf(format, args...)}
+func (n *ngReader) packet(typ uint32, b []byte, f *frame) *FormatError {
+	fault := func(err error, format string, args ...any) *FormatError {
+		return &FormatError{Err: err, Detail: fmt.Sprintf(format, args...)}
 	}
 	var id, captured, orig uint32
 	var units uint64
@@ -199,25 +198,25 @@ func (n *ngReader) packet(typ uint32, b []byte) (frame, *FormatError) {
 		if len(b) < 4 {
 			return fault(ErrBlock, "simple packet of %d bytes", len(b))
 		}
-		orig = n.order.Uint32(b)
+		orig = n.order.u32(b)
 		captured = orig
 		b = b[4:]
 	default:
 		if len(b) < 20 {
 			return fault(ErrBlock, "packet of %d bytes", len(b))
 		}
-		id = n.order.Uint32(b)
+		id = n.order.u32(b)
 		if typ == ngOldPacket {
-			id = uint32(n.order.Uint16(b))
+			id = uint32(n.order.u16(b))
 		}
-		units = uint64(n.order.Uint32(b[4:]))<<32 | uint64(n.order.Uint32(b[8:]))
-		captured, orig = n.order.Uint32(b[12:]), n.order.Uint32(b[16:])
+		units = uint64(n.order.u32(b[4:]))<<32 | uint64(n.order.u32(b[8:]))
+		captured, orig = n.order.u32(b[12:]), n.order.u32(b[16:])
 		b = b[20:]
 	}
 	if int64(id) >= int64(len(n.ifaces)) {
 		return fault(ErrBlock, "interface %d of %d", id, len(n.ifaces))
 	}
-	i := n.ifaces[id]
+	i := &n.ifaces[id]
 	stamp := n.last
 	if typ == ngSimple {
 		if i.snap > 0 {
@@ -238,13 +237,14 @@ func (n *ngReader) packet(typ uint32, b []byte) (frame, *FormatError) {
 	if int64(captured) > int64(len(b)) {
 		return fault(ErrLength, "captured length %d, the block has room for %d", captured, len(b))
 	}
-	return frame{data: b[:captured], orig: max(int(min(orig, 1<<30)), int(captured)), stamp: stamp, link: i.link}, nil
+	*f = frame{data: b[:captured], orig: max(int(min(orig, 1<<30)), int(captured)), stamp: stamp, link: i.link}
+	return nil
 }
 
 var pow10 = [...]uint64{1, 1e1, 1e2, 1e3, 1e4, 1e5, 1e6, 1e7, 1e8, 1e9, 1e10}
 
 // stamp is a time in units of the interface as ns since 1970.
-func (i ngIface) stamp(units uint64) (moldcast.Stamp, bool) {
+func (i *ngIface) stamp(units uint64) (moldcast.Stamp, bool) {
 	var hi, lo uint64
 	switch {
 	case i.base2:

@@ -1,7 +1,6 @@
 package capfile
 
 import (
-	"bufio"
 	"encoding/binary"
 	"fmt"
 	"io"
@@ -75,6 +74,7 @@ type Options struct {
 type Reader struct {
 	s      source
 	f      framer
+	frame  frame
 	o      Options
 	dec    decoder
 	frag   defrag
@@ -82,6 +82,8 @@ type Reader struct {
 	stats  Stats
 	format string
 	close  func()
+
+	general bool // tests: no frame is taken for a plain one
 }
 
 // NewReader reads r as a capture file; see the package doc for what it takes.
@@ -94,7 +96,7 @@ func NewReader(r io.Reader, o Options) (*Reader, error) {
 		}
 		return nil, err
 	}
-	x := &Reader{s: source{br: bufio.NewReaderSize(in, bufferSize), compressed: compressed}, o: o, close: closer}
+	x := &Reader{s: newSource(in, compressed), o: o, close: closer}
 	x.dec.init()
 	if err := x.open(); err != nil {
 		closer()
@@ -177,14 +179,16 @@ func (r *Reader) Next() (p Packet, err error) {
 		if p, ok := r.frag.evicted(); ok {
 			return r.yield(p), nil
 		}
-		f, err := r.f.next(&r.s)
-		if err != nil {
+		if err := r.f.next(&r.s, &r.frame); err != nil {
 			r.err = err
 			return r.rest()
 		}
 		r.stats.Frames++
-		p, ok := r.decode(&f)
-		if ok {
+		if !r.general && r.plain(&r.frame, &p) {
+			r.stats.Datagrams++
+			return p, nil
+		}
+		if p, ok := r.decode(&r.frame); ok {
 			return r.yield(p), nil
 		}
 	}

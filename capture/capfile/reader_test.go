@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"net/netip"
+	"reflect"
 	"runtime"
 	"strings"
 	"testing"
@@ -469,16 +470,19 @@ func TestNextDoesNotAllocate(t *testing.T) {
 	for i := range rs {
 		rs[i] = record{stamp: noon, data: f}
 	}
-	x, err := NewReader(bytes.NewReader(pcapEth(rs...)), Options{Checksums: true})
-	if err != nil {
-		t.Fatal(err)
-	}
-	if n := testing.AllocsPerRun(2000, func() {
-		if p, err := x.Next(); err != nil || p.Fault != Whole {
-			t.Fatal(p, err)
+	for _, general := range []bool{false, true} {
+		x, err := NewReader(bytes.NewReader(pcapEth(rs...)), Options{Checksums: true})
+		if err != nil {
+			t.Fatal(err)
 		}
-	}); n != 0 {
-		t.Errorf("%v allocations a packet", n)
+		x.general = general
+		if n := testing.AllocsPerRun(2000, func() {
+			if p, err := x.Next(); err != nil || p.Fault != Whole {
+				t.Fatal(p, err)
+			}
+		}); n != 0 {
+			t.Errorf("general %v: %v allocations a packet", general, n)
+		}
 	}
 }
 
@@ -488,10 +492,19 @@ func fuzzReader(t *testing.T, b []byte) {
 		return
 	}
 	defer x.Close()
+	general, err := NewReader(bytes.NewReader(b), Options{Checksums: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer general.Close()
+	general.general = true
 	s := NewSurvey(SurveyOptions{})
 	last := int64(-1)
 	for {
 		p, err := x.Next()
+		if diff := differ(p, err, general); diff != "" {
+			t.Fatal(diff)
+		}
 		if err != nil {
 			if errors.Is(err, errInternal) {
 				t.Fatal(err)
@@ -512,6 +525,20 @@ func fuzzReader(t *testing.T, b []byte) {
 	}
 	s.Finish()
 	s.Channels()
+}
+
+// differ says how what a Reader gave differs from what another gives next.
+func differ(p Packet, err error, other *Reader) string {
+	q, oerr := other.Next()
+	switch {
+	case fmt.Sprint(err) != fmt.Sprint(oerr):
+		return fmt.Sprintf("%v, and %v", err, oerr)
+	case !reflect.DeepEqual(p, q):
+		return fmt.Sprintf("%+v, and %+v", p, q)
+	case cap(p.Payload) != cap(q.Payload):
+		return fmt.Sprintf("%d bytes are reached, and %d", cap(p.Payload), cap(q.Payload))
+	}
+	return ""
 }
 
 func seeds(f *testing.F) []record {

@@ -2,6 +2,7 @@ package capfile
 
 import (
 	"bufio"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"io"
@@ -43,38 +44,104 @@ func Decompress(r io.Reader) (out io.Reader, compressed bool, closer func(), err
 
 // source is a buffered file with its byte position.
 type source struct {
-	br         *bufio.Reader
-	pos        int64
+	r          io.Reader
+	buf        []byte
+	at, end    int   // of buf, what is not passed yet
+	pos        int64 // of buf[at]
+	err        error // that r gave, told once what is in buf does not do
 	compressed bool
+}
+
+func newSource(r io.Reader, compressed bool) source {
+	return source{r: r, buf: make([]byte, bufferSize), compressed: compressed}
 }
 
 // peek gives the next n bytes, n <= bufferSize; they stay valid until the next
 // peek. Fewer come with io.EOF at the end of the file, and with another error
 // where reading failed.
 func (s *source) peek(n int) ([]byte, error) {
-	b, err := s.br.Peek(n)
-	if err != nil && err != io.EOF {
-		if s.compressed {
-			err = &FormatError{Pos: s.pos + int64(len(b)), Err: ErrCompressed, Detail: err.Error()}
-		}
-		return b, err
+	if s.end-s.at < n {
+		return s.fill(n)
 	}
-	return b, err
+	return s.buf[s.at : s.at+n], nil
+}
+
+// fill is peek where the buffer does not hold that much.
+func (s *source) fill(n int) ([]byte, error) {
+	s.end = copy(s.buf, s.buf[s.at:s.end])
+	s.at = 0
+	for empty := 0; s.end < n && s.err == nil; {
+		k, err := s.r.Read(s.buf[s.end:])
+		s.end += k
+		s.err = err
+		if empty++; k > 0 {
+			empty = 0
+		} else if empty == maxEmpty && err == nil {
+			s.err = io.ErrNoProgress
+		}
+	}
+	if s.end >= n {
+		return s.buf[:n], nil
+	}
+	return s.buf[:s.end], s.fault(s.end)
+}
+
+// maxEmpty is how often a reader may give neither bytes nor an error.
+const maxEmpty = 100
+
+// fault is the error of reading, n bytes from pos on.
+func (s *source) fault(n int) error {
+	if s.err != io.EOF && s.compressed {
+		return &FormatError{Pos: s.pos + int64(n), Err: ErrCompressed, Detail: s.err.Error()}
+	}
+	return s.err
+}
+
+// pass passes n bytes that peek gave.
+func (s *source) pass(n int) {
+	s.at += n
+	s.pos += int64(n)
 }
 
 // skip passes n bytes that need not be in the buffer.
 func (s *source) skip(n int64) (int64, error) {
-	done := int64(0)
-	for done < n {
-		k, err := s.br.Discard(int(min(n-done, 1<<30)))
-		done += int64(k)
-		s.pos += int64(k)
-		if err != nil {
-			if err != io.EOF && s.compressed {
-				err = &FormatError{Pos: s.pos, Err: ErrCompressed, Detail: err.Error()}
-			}
+	for done := int64(0); ; {
+		k := int(min(n-done, int64(s.end-s.at)))
+		s.pass(k)
+		if done += int64(k); done == n {
+			return done, nil
+		}
+		if b, err := s.fill(1); len(b) == 0 {
 			return done, err
 		}
 	}
-	return done, nil
+}
+
+// order is the byte order of a file.
+type order bool
+
+const (
+	little order = false
+	big    order = true
+)
+
+func (o order) u16(b []byte) uint16 {
+	if o == little {
+		return binary.LittleEndian.Uint16(b)
+	}
+	return binary.BigEndian.Uint16(b)
+}
+
+func (o order) u32(b []byte) uint32 {
+	if o == little {
+		return binary.LittleEndian.Uint32(b)
+	}
+	return binary.BigEndian.Uint32(b)
+}
+
+func (o order) u64(b []byte) uint64 {
+	if o == little {
+		return binary.LittleEndian.Uint64(b)
+	}
+	return binary.BigEndian.Uint64(b)
 }

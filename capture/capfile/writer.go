@@ -117,6 +117,7 @@ const (
 	leastFrame    = 60
 	etherTypeIPv4 = 0x0800
 	etherTypeIPv6 = 0x86dd
+	etherTypeVLAN = 0x8100
 )
 
 // frame is an Ethernet frame with one UDP datagram to dst, valid until the next.
