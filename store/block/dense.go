@@ -15,6 +15,8 @@ type splitter struct {
 	seen   []shapeOf
 	planes []byte
 	wide   []byte
+	tracks []track // of each shape in the part
+	sure   []int32
 }
 
 func newSplitter() *splitter {
@@ -138,54 +140,6 @@ func (c *splitter) shape(m []byte) *partShape {
 func (c *splitter) other(i, n int) {
 	c.ids[i] = byte(len(c.shapes))
 	c.text += n
-}
-
-func (c *splitter) foretell(rows []byte) {
-	wide := rows[:len(rows)+moveSlack]
-	before := -1 // where the message before begins
-	for i, at := 0, 0; at < len(rows); i++ {
-		n := frame(rows, at) - 2
-		at += 2
-		x := c.shape(rows[at : at+n])
-		if x == nil {
-			c.other(i, n)
-			before = at
-			at += n
-			continue
-		}
-		c.ids[i] = c.id[x.shape] - 1
-		out := x.mat[x.done : x.done+n+moveSlack]
-		copy(out, rows[at:at+n])
-		for k := range x.owns {
-			x.owns[k].split(out, wide, x.last)
-		}
-		found := -1
-		for k := range x.moves {
-			m := &x.moves[k]
-			from := before
-			switch m.kind {
-			case stepLookup:
-				found = c.tables[m.arg].find(binary.BigEndian.Uint64(wide[at+int(m.at):]) >> (m.shift & 63))
-				continue
-			case stepShape:
-				from = c.shapes[m.arg].last
-			case stepKey:
-				from = found
-			}
-			if !m.sure {
-				from = within(rows, from, m)
-			}
-			m.split(out, wide, from)
-		}
-		for _, f := range x.feeds {
-			t := &c.tables[f.table]
-			t.put(load(rows, at+int(f.at), int(t.width), false), at)
-		}
-		x.done += n
-		x.last = at
-		before = at
-		at += n
-	}
 }
 
 // within is from where the message that begins there has the field that m

@@ -9,15 +9,16 @@ import (
 // branches by width: eight bytes are read and written wherever it begins, so
 // that there must be as many behind every message.
 type move struct {
-	kind  uint8 // of the steps
-	form  uint8
-	arg   uint8
-	sure  bool
-	at    uint8
-	from  uint8
-	n     uint8  // bytes of one field
-	shift uint8  // 64 - 8n
-	mask  uint64 // moveBytes: of the bytes from at on; moveLittle: of n
+	kind   uint8 // of the steps
+	form   uint8
+	arg    uint8
+	sure   bool
+	at     uint8
+	from   uint8
+	n      uint8  // bytes of one field
+	shift  uint8  // 64 - 8n
+	source uint8  // of who encodes: of the message that it is the difference to
+	mask   uint64 // moveBytes: of the bytes from at on; moveLittle: of n
 }
 
 const (
@@ -88,41 +89,7 @@ const highs = 0x8080808080808080 // of eight bytes
 func addBytes(a, b uint64) uint64 { return (a&^highs + b&^highs) ^ (a^b)&highs }
 func subBytes(a, b uint64) uint64 { return (a | highs - b&^highs) ^ (a^^b)&highs }
 
-// split makes the field in a message, out, its difference to that of the
-// message of rows at from; -1: to none.
-func (m *move) split(out, rows []byte, from int) {
-	out = out[m.at:][:8]
-	switch m.form {
-	case moveBytes:
-		if from >= 0 {
-			a := binary.LittleEndian.Uint64(out)
-			binary.LittleEndian.PutUint64(out, subBytes(a, binary.LittleEndian.Uint64(rows[from+int(m.from):])&m.mask))
-		}
-		return
-	case moveBig:
-		a := binary.BigEndian.Uint64(out)
-		v := a >> (m.shift & 63)
-		if from >= 0 {
-			v -= binary.BigEndian.Uint64(rows[from+int(m.from):]) >> (m.shift & 63)
-		}
-		binary.BigEndian.PutUint64(out, m.fold(v)<<(m.shift&63)|a&(1<<(m.shift&63)-1))
-	case moveLittle:
-		v := binary.LittleEndian.Uint64(out)
-		a := bits.ReverseBytes64(v)
-		if from >= 0 {
-			v -= binary.LittleEndian.Uint64(rows[from+int(m.from):])
-		}
-		binary.BigEndian.PutUint64(out, m.fold(v)<<(m.shift&63)|a&(1<<(m.shift&63)-1))
-	}
-}
-
-// fold is fold of the lower n bytes of d; what is above them is 0.
-func (m *move) fold(d uint64) uint64 {
-	s := int64(d<<(m.shift&63)) >> (m.shift & 63)
-	return (uint64(s<<1) ^ uint64(s>>63)) << (m.shift & 63) >> (m.shift & 63)
-}
-
-// join is the way back, in rows.
+// join makes a value, in rows, of a difference.
 func (m *move) join(rows []byte, at, from int) {
 	to := rows[at+int(m.at):][:8]
 	switch m.form {

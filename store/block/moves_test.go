@@ -53,7 +53,7 @@ func TestMovesAreSteps(t *testing.T) {
 			out := append(slices.Clone(rows[at:at+width]), bytes.Repeat([]byte{end}, moveSlack)...)
 			moves := appendMoves(appendMoves(nil, steps, true), steps, false)
 			for k := range moves {
-				moves[k].split(out, rows, from)
+				moves[k].differ(out, rows, width, []int32{int32(from)})
 			}
 			if !bytes.Equal(out[:width], want) || bytes.Count(out[width:], []byte{end}) != moveSlack {
 				t.Fatalf("%v: %x, want %x", steps, out, want)
