@@ -1,6 +1,7 @@
 package block
 
 import (
+	"bytes"
 	"encoding/binary"
 	"math"
 
@@ -133,39 +134,28 @@ func (w *columnWriter) plane(p []byte) {
 		w.group = append(w.group, p...)
 		return
 	}
-	var h, h2 [256]uint32
-	same, i := 0, 0
-	for ; i+2 <= n; i += 2 {
-		a, b := p[i], p[i+1]
-		h[a]++
-		h2[b]++
-		if a == b {
-			same++
-		}
+	if bytes.Equal(p[1:], p[:n-1]) {
+		w.script = append(w.script, modeConst, p[0])
+		return
 	}
-	if i < n {
-		h[p[i]]++
-	}
+	// The coder is told what was counted here.
+	h := w.fse.Histogram()
+	same := histogram((*[256]uint32)(h), p)
 	var most uint32
-	usual, symbols := byte(0), 0
+	usual, highest := byte(0), 0
 	scale := 4096 / float32(n)
 	var total, iid float32
-	for k := range h {
-		x := h[k] + h2[k]
+	for k, x := range h {
 		if x == 0 {
 			continue
 		}
-		symbols++
+		highest = k
 		if x > most {
 			most, usual = x, byte(k)
 		}
 		f := float32(x)
 		total += f * w.nlog[int(f*scale)]
 		iid += f * f
-	}
-	if int(most) == n {
-		w.script = append(w.script, modeConst, p[0])
-		return
 	}
 	if few := n - int(most); few <= n/fewOf && len(w.script) < maxScript/4 {
 		w.sparse(p, usual, few)
@@ -180,6 +170,7 @@ func (w *columnWriter) plane(p []byte) {
 		return
 	case bits > 7.9:
 	case bits < 1.3 || n < 256:
+		w.fse.HistogramFinished(uint8(highest), int(most))
 		out, err := fse.Compress(p, &w.fse)
 		if err == nil && len(out) < n {
 			w.script = append(w.script, modeFSE)
@@ -204,6 +195,40 @@ func (w *columnWriter) plane(p []byte) {
 	}
 	w.script = append(w.script, modeRaw)
 	w.coded = append(w.coded, p...)
+}
+
+// histogram makes h how often p has each byte. It answers with how many bytes
+// at even places have an equal one behind them.
+func histogram(h *[256]uint32, p []byte) (same int) {
+	var k [4][256]uint32 // so that equal bytes do not wait for one another
+	const even = 0x00FF00FF00FF00FF
+	other := uint64(0)
+	i := 0
+	for ; i+8 <= len(p); i += 8 {
+		x := binary.LittleEndian.Uint64(p[i:])
+		k[0][byte(x)]++
+		k[1][byte(x>>8)]++
+		k[2][byte(x>>16)]++
+		k[3][byte(x>>24)]++
+		k[0][byte(x>>32)]++
+		k[1][byte(x>>40)]++
+		k[2][byte(x>>48)]++
+		k[3][byte(x>>56)]++
+		d := ((x^x>>8)&even + even) >> 8 & 0x0001000100010001
+		d += d >> 32
+		other += (d + d>>16) & 7
+	}
+	same = i/2 - int(other)
+	for ; i < len(p); i++ {
+		k[0][p[i]]++
+		if i%2 == 0 && i+1 < len(p) && p[i] == p[i+1] {
+			same++
+		}
+	}
+	for i := range h {
+		h[i] = k[0][i] + k[1][i] + k[2][i] + k[3][i]
+	}
+	return same
 }
 
 // sparse adds a plane that is of one byte but for few.

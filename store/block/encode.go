@@ -273,7 +273,9 @@ func (b *Block) unit() (exp byte, ns moldcast.Stamp) {
 	for _, s := range [2][]moldcast.Stamp{b.times, b.heard} {
 		for _, t := range s {
 			for t%units[u].ns != 0 {
-				u++
+				if u++; u == len(units)-1 {
+					return units[u].exp, units[u].ns
+				}
 			}
 		}
 	}
@@ -289,7 +291,9 @@ func (b *Block) appendTimes(dst []byte, prev moldcast.Stamp) []byte {
 	dst = append(dst, exp)
 	prev /= ns
 	for _, t := range b.times {
-		t /= ns
+		if ns > 1 {
+			t /= ns
+		}
 		dst = binary.AppendVarint(dst, int64(t-prev))
 		prev = t
 	}

@@ -80,6 +80,7 @@ type lagWriter struct {
 	buf   []uint64
 	plane []byte
 	used  []clock
+	scale []uint64 // of each clock: what its counts are multiplied by
 }
 
 func newLagWriter() *lagWriter { return &lagWriter{of: make([]uint8, 1<<16)} }
@@ -88,8 +89,8 @@ func newLagWriter() *lagWriter { return &lagWriter{of: make([]uint8, 1<<16)} }
 // follows the times in the raw form.
 func (l *lagWriter) encode(dst []byte, b *Block, clocks []clock, tail []byte, w *columnWriter, z *zstd.Encoder) []byte {
 	exp, unit := b.unit()
-	deltas := widths(l.lags(b, nil, int64(unit)))
-	if len(clocks) > 0 && widths(l.lags(b, clocks, int64(unit))) >= deltas {
+	l.lags(b, clocks, int64(unit))
+	if len(clocks) > 0 && (len(l.used) == 0 || widths(l.buf) >= deltaWidths(b.times, unit)) {
 		l.lags(b, nil, int64(unit))
 	}
 	dst = append(dst, byte(len(l.used)))
@@ -133,12 +134,28 @@ func widths(v []uint64) (n int) {
 	return n
 }
 
-// lags are the differences, folded, of the stamps of b to what was expected.
-func (l *lagWriter) lags(b *Block, clocks []clock, unit int64) []uint64 {
+// deltaWidths are widths of the lags without clocks.
+func deltaWidths(times []moldcast.Stamp, unit moldcast.Stamp) (n int) {
+	before := times[0] / unit
+	for _, t := range times[1:] {
+		if unit > 1 {
+			t /= unit
+		}
+		n += bits.Len64(fold(uint64(t-before), 8))
+		before = t
+	}
+	return n
+}
+
+// lags makes buf the differences, folded, of the stamps of b to what was expected.
+func (l *lagWriter) lags(b *Block, clocks []clock, unit int64) {
 	l.used = l.used[:0]
+	l.scale = l.scale[:0]
 	for i := range clocks {
 		l.of[clocks[i].shape] = uint8(i + 1)
+		l.scale = append(l.scale, powerOf10(clocks[i].exp))
 	}
+	at1 := unit == 1
 	var s lagState
 	out := l.buf[:0]
 	at, k := 0, uint32(0)
@@ -153,18 +170,24 @@ func (l *lagWriter) lags(b *Block, clocks []clock, unit int64) []uint64 {
 			if len(m) > 0 && len(m) <= maxRow {
 				if id := l.of[len(m)<<8|int(m[0])]; id > 0 {
 					c := &clocks[id-1]
-					s.feed = c.read(m, uint64(unit))
+					s.feed = load(m, int(c.at), int(c.n), c.little) * l.scale[id-1]
+					if !at1 {
+						s.feed /= uint64(unit)
+					}
 					l.use(c)
 				}
 			}
 		}
-		out = append(out, fold(uint64(s.next(int64(t)/unit, len(clocks) > 0, false)), 8))
+		stamp := int64(t)
+		if !at1 {
+			stamp /= unit
+		}
+		out = append(out, fold(uint64(s.next(stamp, len(clocks) > 0, false)), 8))
 	}
 	for i := range clocks {
 		l.of[clocks[i].shape] = 0
 	}
 	l.buf = out
-	return out
 }
 
 func (l *lagWriter) use(c *clock) {

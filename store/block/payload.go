@@ -24,6 +24,8 @@ type History struct {
 	fresh bool // the plans have not been used
 
 	ratio, tried float64 // stored bytes a raw one of rows, and of columns, when rows were last tried
+	sample       float64 // … and of a sample of the rows
+	mix          mix     // of the messages then
 	blocks       int     // since then
 	best         float64 // the least stored bytes a raw one by these plans
 	wants        bool
@@ -42,6 +44,11 @@ const (
 	tryBelow  = 0.85
 	tryChange = 0.1
 	smallRaw  = 32 << 10 // blocks that cost nothing are always tried
+
+	mixChange   = 0.3
+	sampleRaw   = 16 << 10
+	sampleBelow = 0.7 // is tryBelow, by what a sample says
+	likeness    = 1.6 // … of what takes at most so many times as much, or as little
 
 	// LeastLearn is the fewest bytes of rows that teach anything.
 	LeastLearn = 16 << 10
@@ -134,20 +141,72 @@ func (e *Encoder) payload(dst []byte, b *Block) []byte {
 	if c.level == Dense {
 		c.note(stored, raw)
 	}
-	try := c.level != Hasty && c.tryRows(stored, raw)
+	try := c.level != Hasty && e.tryRows(stored, b.rows)
 	dst = e.leastSection(dst, at, tagPayload, codec, b.rows, try, &c.rows)
-	if try {
+	if try && raw > smallRaw {
 		c.blocks, c.ratio, c.tried = 0, float64(len(c.zipped))/float64(raw), float64(stored)/float64(raw)
+		c.History.sample, c.mix = e.sample(b.rows), c.split.mix()
 	}
 	return dst
 }
 
-// tryRows reports whether it is in doubt that columns take less than rows.
-func (h *History) tryRows(stored, raw int) bool {
+// tryRows reports whether it is in doubt that columns, which take so many
+// stored bytes, take less than rows.
+func (e *Encoder) tryRows(stored int, rows []byte) bool {
+	h := e.col.History
 	h.blocks++
-	// What suddenly takes more, or less, is something else.
-	change := float64(stored)/float64(raw)/h.tried - 1
-	return raw <= smallRaw || math.Abs(change) > tryChange || h.ratio == 0 || h.blocks >= tryEvery || float64(stored) > tryBelow*h.ratio*float64(raw)
+	raw := float64(len(rows))
+	now := float64(stored) / raw
+	if len(rows) <= smallRaw || h.ratio == 0 || h.blocks >= tryEvery || now > tryBelow*h.ratio {
+		return true
+	}
+	switch change := now / h.tried; {
+	case change < 1/likeness || change > likeness, e.col.split.mix().differs(h.mix):
+		return true
+	case math.Abs(change-1) <= tryChange:
+		return false
+	}
+	// What suddenly takes more, or less, may be something else: a sample says what
+	// rows would take.
+	like := e.sample(rows) / h.sample
+	return like < 1/likeness || like > likeness || now > sampleBelow*h.ratio*like
+}
+
+// mix is how many bytes of messages there are, of all: of no shape, then of the
+// shapes, a few of which share a place.
+type mix [16]float32
+
+func (c *splitter) mix() (m mix) {
+	m[0] = float32(c.text)
+	all := m[0]
+	for i := range c.shapes {
+		s := c.shapes[i].shape
+		n := float32(c.shapes[i].rows * s.width())
+		m[1+(s*0x9E37>>8)%15] += n
+		all += n
+	}
+	for i := range m {
+		m[i] /= max(all, 1)
+	}
+	return m
+}
+
+// differs reports whether the messages of one are, in good part, others.
+func (m mix) differs(o mix) bool {
+	d := float32(0)
+	for i := range m {
+		d += max(m[i]-o[i], o[i]-m[i])
+	}
+	return d > mixChange
+}
+
+// sample is how many stored bytes a raw one some of rows takes; never 0.
+func (e *Encoder) sample(rows []byte) float64 {
+	c := e.col
+	n := min(sampleRaw, len(rows))
+	at := (len(rows) - n) / 2
+	c.zipped = e.z.EncodeAll(rows[at:at+n], c.zipped[:0])
+	return float64(len(c.zipped)) / float64(n)
 }
 
 // note says whether the plans still fit.
