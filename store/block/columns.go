@@ -254,7 +254,7 @@ type columnReader struct {
 	groupBuf     []byte
 
 	huff *huff0.Scratch
-	fse  fse.Scratch
+	fse  fseReader
 	ctx  []byte
 }
 
@@ -319,11 +319,10 @@ func (r *columnReader) end() {
 	}
 }
 
-// split reads a plane that was split by another.
-func (r *columnReader) split(dst, by []byte) {
+// split reads a plane that was split by another; flat: it is all one byte.
+func (r *columnReader) split(dst, by []byte) (flat bool) {
 	if by == nil {
-		r.plane(dst)
-		return
+		return r.plane(dst)
 	}
 	if cap(r.ctx) < len(dst) {
 		r.ctx = make([]byte, len(dst)+len(dst)/2)
@@ -332,6 +331,9 @@ func (r *columnReader) split(dst, by []byte) {
 	lo, hi := 0, len(in)-1
 	for _, v := range by {
 		lo += 1 - (int(v)+255)>>8
+	}
+	if lo == len(dst) {
+		return r.plane(dst)
 	}
 	r.plane(in[:lo])
 	r.plane(in[lo:])
@@ -342,17 +344,19 @@ func (r *columnReader) split(dst, by []byte) {
 		lo += 1 - other
 		hi -= other
 	}
+	return false
 }
 
-// plane reads len(dst) bytes.
-func (r *columnReader) plane(dst []byte) {
+// plane reads len(dst) bytes; flat: they are all one.
+func (r *columnReader) plane(dst []byte) (flat bool) {
 	n := len(dst)
 	if n == 0 {
-		return
+		return false
 	}
 	switch mode := r.s.byte(); mode {
 	case modeConst:
 		fillPlane(dst, r.s.byte())
+		flat = true
 	case modeSparse:
 		fillPlane(dst, r.s.byte())
 		next := uint64(0)
@@ -394,27 +398,23 @@ func (r *columnReader) plane(dst []byte) {
 	if r.s.reason != "" {
 		clear(dst)
 	}
+	return flat
 }
 
 func fillPlane(dst []byte, v byte) {
-	if v == 0 {
+	if v == 0 || len(dst) == 0 {
 		clear(dst)
 		return
 	}
-	for i := range dst {
-		dst[i] = v
+	dst[0] = v
+	for n := 1; n < len(dst); n *= 2 {
+		copy(dst[n:], dst[:n])
 	}
 }
 
 func (r *columnReader) decode(mode byte, dst, in []byte) bool {
 	if mode == modeFSE {
-		r.fse.DecompressLimit = maxEntropy + 256
-		out, err := fse.Decompress(in, &r.fse)
-		if err != nil || len(out) != len(dst) {
-			return false
-		}
-		copy(dst, out)
-		return true
+		return r.fse.decode(dst, in) == len(dst)
 	}
 	s, in, err := huff0.ReadTable(in, r.huff)
 	if err != nil {

@@ -11,6 +11,7 @@ type joiner struct {
 	layout
 	r      columnReader
 	planes []byte
+	to     scatterer
 }
 
 // decode appends the rows that stored holds, which are raw bytes long and
@@ -69,19 +70,17 @@ func (c *joiner) join(rows, stored []byte, messages int, z *zstd.Decoder) (reaso
 		x := &c.shapes[i]
 		width := x.shape.width()
 		c.planes = grow(c.planes, x.rows*width)
-		first := c.planes[:x.rows]
-		for k := range first {
-			first[k] = byte(x.shape)
-		}
+		fillPlane(c.planes[:x.rows], byte(x.shape))
+		c.to.flat[0] = true
 		for j := 1; j < width; j++ {
 			var by []byte
 			if j < len(x.by) && x.by[j] != 0 {
 				k := int(x.by[j] - 1)
 				by = c.planes[k*x.rows : (k+1)*x.rows]
 			}
-			r.split(c.planes[j*x.rows:(j+1)*x.rows], by)
+			c.to.flat[j] = r.split(c.planes[j*x.rows:(j+1)*x.rows], by)
 		}
-		scatter(rows, c.planes, x.at, width)
+		c.to.scatter(rows, c.planes, x.at, width)
 	}
 	if r.end(); r.s.reason != "" {
 		return r.s.reason

@@ -32,38 +32,6 @@ func transpose(dst, src []byte, w, n int) {
 	}
 }
 
-// scatter is the way back: row i, of w bytes, goes to dst[at[i]:].
-func scatter(dst, planes []byte, at []uint32, w int) {
-	n := len(at)
-	i := 0
-	for ; i+8 <= n; i += 8 {
-		to := (*[8]uint32)(at[i:])
-		j := 0
-		for ; j+8 <= w; j += 8 {
-			var r [8]uint64
-			for k := range r {
-				r[k] = binary.LittleEndian.Uint64(planes[(j+k)*n+i:])
-			}
-			turn(&r)
-			for k := range r {
-				binary.LittleEndian.PutUint64(dst[int(to[k])+j:], r[k])
-			}
-		}
-		for ; j < w; j++ {
-			in := planes[j*n+i:][:8]
-			for k, v := range in {
-				dst[int(to[k])+j] = v
-			}
-		}
-	}
-	for ; i < n; i++ {
-		row := dst[at[i]:][:w]
-		for j := range row {
-			row[j] = planes[j*n+i]
-		}
-	}
-}
-
 // turn transposes 8 rows of 8 bytes, in registers.
 func turn(r *[8]uint64) {
 	const one, two, four = 0x00FF00FF00FF00FF, 0x0000FFFF0000FFFF, 0x00000000FFFFFFFF
