@@ -38,6 +38,7 @@ type Archive struct {
 	reserve     reserve
 	box         *toolbox
 	learner     *learner
+	dense       chan struct{} // has room for as many blocks as are made dense at a time, while it captures
 	merging     chan struct{} // has room for as many as merge at a time
 	closing     atomic.Int64  // raw bytes that are merged, or to be, while their Writers are closed
 
@@ -86,6 +87,7 @@ func Open(dir string, o Options) (*Archive, error) {
 		sessions:    map[Ref]*session{}, seals: map[string]*seal{},
 		tombs: map[string]*tombstone{},
 		box:   newToolbox(o.BlockSize), learner: newLearner(o.BlockSize),
+		dense:   make(chan struct{}, denseTurns()),
 		merging: make(chan struct{}, max(runtime.GOMAXPROCS(0)/2, 1)),
 	}
 	a.reserve.a = a
@@ -604,7 +606,7 @@ func (s *session) commitTails(g *segment, tails []tailRecord, mem []*memBlock) e
 	enc := s.a.newEncoders(new(plans))
 	lines := slices.Clone(g.lines)
 	for _, m := range mem {
-		note, err := enc.encode(m, 0, true)
+		note, err := enc.encode(m, 0, true, nil)
 		if note != nil {
 			s.a.o.Log.Error("block was encoded wrongly; it is stored as rows", "segment", g.name, "range", m.parsed.Range(), "err", note)
 		}

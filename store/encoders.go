@@ -3,6 +3,7 @@ package store
 import (
 	"errors"
 	"fmt"
+	"time"
 
 	"github.com/moldtape/moldtape/store/block"
 )
@@ -24,26 +25,28 @@ type encoders struct {
 	learns  bool // before it encodes: nothing is lost for the time that it takes
 	checks  bool // blocks are decoded and compared
 	box     *toolbox
+	dense   chan struct{} // turns
+	time    spareTime
 	learner *learner
 	plans   *plans // of all workers of the recording
 	past    [block.Hasty + 1]block.History
 	seen    int  // raw bytes
 	unsure  bool // the plans are of other messages, and do worse than there
 
-	spoil func(body []byte) // tests: what a broken codec does
+	spares func(fn func()) bool // spares, but in tests
+	spoil  func(body []byte)    // tests: what a broken codec does
 }
 
 func (a *Archive) newEncoders(p *plans) *encoders {
-	e := &encoders{codec: a.o.Codec, learns: a.o.Wait, checks: !a.o.NoVerify, box: a.box, learner: a.learner, plans: p}
+	e := &encoders{codec: a.o.Codec, learns: a.o.Wait, checks: !a.o.NoVerify, box: a.box, dense: a.dense, spares: spares, learner: a.learner, plans: p}
 	if e.learns && e.codec == CodecAuto {
 		e.codec = CodecDense // the queue is full, and nothing is lost for it
 	}
 	return e
 }
 
-// pick is the encoder for m, behind which so many wait.
-func (e *encoders) pick(t *tools, m *memBlock, waiting int) (*block.Encoder, *block.History, error) {
-	l := e.codec.level(waiting)
+// pick is the encoder for m at a level.
+func (e *encoders) pick(t *tools, m *memBlock, l block.Level) (*block.Encoder, *block.History, error) {
 	enc, err := t.at(l)
 	if err != nil {
 		return nil, nil, err
@@ -84,11 +87,52 @@ func (e *encoders) prepare(t *tools, enc *block.Encoder, past *block.History, m 
 
 // encode compresses m, behind which so many wait, and checks that it can be
 // decoded again; where it cannot, it is stored as rows, and note is why. The
-// last block of a recording teaches nothing.
-func (e *encoders) encode(m *memBlock, waiting int, last bool) (note, err error) {
-	t := e.box.take()
-	defer e.box.give(t)
-	enc, past, err := e.pick(t, m, waiting)
+// last block of a recording teaches nothing. Blocks are dense where there is time
+// for it: late reports whether too many wait by now; nil: nobody does.
+func (e *encoders) encode(m *memBlock, waiting int, last bool, late func() bool) (note, err error) {
+	l := e.codec.level(waiting)
+	work := func() {
+		t := e.box.take()
+		defer e.box.give(t)
+		note, err = e.encodeAt(l, t, m, last)
+	}
+	if l != block.Dense || e.codec != CodecAuto || late == nil {
+		work()
+		return note, err
+	}
+	if !e.time.try() || !e.turn(late) {
+		l = block.Planes
+		work()
+		return note, err
+	}
+	there := e.spares(work)
+	<-e.dense
+	e.time.tried(there && !late())
+	return note, err
+}
+
+// turn waits for a turn to make a block dense. False: it is too late for that.
+func (e *encoders) turn(late func() bool) bool {
+	select {
+	case e.dense <- struct{}{}:
+		return true
+	default:
+	}
+	look := time.NewTicker(turnLook)
+	defer look.Stop()
+	for !late() {
+		select {
+		case e.dense <- struct{}{}:
+			return true
+		case <-look.C:
+		}
+	}
+	return false
+}
+
+// encodeAt is encode at a level.
+func (e *encoders) encodeAt(l block.Level, t *tools, m *memBlock, last bool) (note, err error) {
+	enc, past, err := e.pick(t, m, l)
 	if err == nil {
 		err = m.encode(enc)
 	}
@@ -108,7 +152,7 @@ func (e *encoders) encode(m *memBlock, waiting int, last bool) (note, err error)
 		return note, err
 	}
 	e.seen += m.parsed.RawLen
-	if wants := e.codec.level(waiting) == block.Dense && (past.WantsPlans() || e.unsure); wants && !last && !e.learns && e.seen >= learnedAfter {
+	if wants := l == block.Dense && (past.WantsPlans() || e.unsure); wants && !last && !e.learns && e.seen >= learnedAfter {
 		e.learner.later(e.plans, m.b)
 	}
 	return nil, nil

@@ -35,14 +35,15 @@ func TestEncodersHurry(t *testing.T) {
 // testEncoders are those of a worker of an archive of its own.
 func testEncoders(t *testing.T, o Options) *encoders {
 	o.EnsureDefaults()
-	a := &Archive{o: o, box: newToolbox(o.BlockSize), learner: newLearner(o.BlockSize)}
+	a := &Archive{o: o, box: newToolbox(o.BlockSize), dense: make(chan struct{}, denseTurns()), learner: newLearner(o.BlockSize)}
+	a.learner.busyNow = func(*stopwatch) bool { return false } // whatever else runs here
 	t.Cleanup(func() { a.learner.close(); a.box.close() })
 	return a.newEncoders(new(plans))
 }
 
 // encode encodes m; what is learned of it is known when it returns.
 func encode(e *encoders, m *memBlock, waiting int) (note, err error) {
-	note, err = e.encode(m, waiting, false)
+	note, err = e.encode(m, waiting, false, nil)
 	e.learner.running.Wait()
 	return note, err
 }
@@ -90,7 +91,7 @@ func TestEncodersLearn(t *testing.T) {
 	}
 	// An import learns first.
 	first := bookBlock(t, 0)
-	if note, err := testEncoders(t, Options{Codec: CodecAuto, Wait: true}).encode(first, 1000, true); note != nil || err != nil || first.parsed.Codec != block.Foretold {
+	if note, err := testEncoders(t, Options{Codec: CodecAuto, Wait: true}).encode(first, 1000, true, nil); note != nil || err != nil || first.parsed.Codec != block.Foretold {
 		t.Errorf("first block of an import: %v %v %v", first.parsed.Codec, note, err)
 	}
 	m := bookBlock(t, 9)

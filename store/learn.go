@@ -18,6 +18,11 @@ const (
 	// of one processor it takes a fifth at most.
 	learnShare = 4
 
+	// How long it rests where others want the processor, again and again, and how
+	// often it looks whether they do.
+	busyFirst, busyMost = 500 * time.Millisecond, time.Minute
+	busyLook            = 10 * time.Millisecond
+
 	// knownPlans is how many plans are remembered for other recordings.
 	knownPlans = 8
 
@@ -39,11 +44,13 @@ type learner struct {
 	size int          // of blocks
 
 	mu    sync.Mutex
-	known []knownPlan // what was of use last comes first
-	rest  time.Time   // until when
+	known []knownPlan   // what was of use last comes first
+	rest  time.Time     // until when
+	busy  time.Duration // how long it rests when there is no time to spare the next time
 
 	stop    atomic.Bool
 	running sync.WaitGroup
+	busyNow func(*stopwatch) bool // busyNow, but in tests
 }
 
 type knownPlan struct {
@@ -58,7 +65,16 @@ type plans struct {
 }
 
 func newLearner(blockSize int) *learner {
-	return &learner{work: new(block.Block), size: min(blockSize, block.MaxTarget)}
+	return &learner{work: new(block.Block), size: min(blockSize, block.MaxTarget), busyNow: busyNow}
+}
+
+// busyNow reports, every now and then, that others want the processor.
+func busyNow(w *stopwatch) bool {
+	if time.Since(w.begun) < busyLook {
+		return false
+	}
+	defer w.begin()
+	return !w.spare()
 }
 
 // close ends what runs, and waits for it.
@@ -99,8 +115,9 @@ func (l *learner) remember(k knownPlan) {
 }
 
 // now finds plans for b, after which those of old are no longer right: what is
-// known already, or what b teaches; old where neither is better.
-func (l *learner) now(enc *block.Encoder, old *block.Plans, b *block.Block) *block.Plans {
+// known already, or what b teaches; old where neither is better, or stop says
+// that it is to end.
+func (l *learner) now(stop func() bool, enc *block.Encoder, old *block.Plans, b *block.Block) *block.Plans {
 	most := 0.0 // that better ones may take
 	if old != nil {
 		most, _ = enc.Measure(old, b)
@@ -110,7 +127,7 @@ func (l *learner) now(enc *block.Encoder, old *block.Plans, b *block.Block) *blo
 	if fits && (old == nil || ratio < most) {
 		return best
 	}
-	p := block.LearnUntil(l.stop.Load, old, b)
+	p := block.LearnUntil(stop, old, b)
 	if p == nil {
 		return old
 	}
@@ -126,7 +143,7 @@ func (l *learner) now(enc *block.Encoder, old *block.Plans, b *block.Block) *blo
 func (l *learner) learn(enc *block.Encoder, past *block.History, b *block.Block) {
 	l.turn.Lock()
 	defer l.turn.Unlock()
-	if p := l.now(enc, past.Plans(), b); p != past.Plans() {
+	if p := l.now(l.stop.Load, enc, past.Plans(), b); p != past.Plans() {
 		past.UsePlans(p)
 	} else {
 		past.KeepPlans()
@@ -134,7 +151,7 @@ func (l *learner) learn(enc *block.Encoder, past *block.History, b *block.Block)
 }
 
 // later has another goroutine learn for p of what b holds, unless one does, or
-// rests.
+// rests. It ends, and rests longer, where there is no time to spare.
 func (l *learner) later(p *plans, b *block.Builder) {
 	if !l.turn.TryLock() {
 		return
@@ -157,14 +174,27 @@ func (l *learner) later(p *plans, b *block.Builder) {
 			return // the options were checked
 		}
 		old := p.newest.Load()
-		if found := l.now(enc, old, l.work); found != old {
+		watch := startWatch()
+		defer watch.stop()
+		busy := false
+		found := l.now(func() bool {
+			busy = busy || l.busyNow(watch)
+			return busy || l.stop.Load()
+		}, enc, old, l.work)
+		switch {
+		case found != old:
 			p.newest.Store(found)
-		} else {
+		case !busy:
 			p.kept.Store(true)
 		}
 		end := time.Now()
 		l.mu.Lock()
-		l.rest = end.Add(learnShare * end.Sub(start))
-		l.mu.Unlock()
+		defer l.mu.Unlock()
+		if !busy {
+			l.rest, l.busy = end.Add(learnShare*end.Sub(start)), 0
+			return
+		}
+		l.busy = min(max(2*l.busy, busyFirst), busyMost)
+		l.rest = end.Add(l.busy)
 	})
 }

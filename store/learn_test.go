@@ -63,7 +63,7 @@ func TestLearnsSeldom(t *testing.T) {
 		e.seen = c.seen
 		c.busy(e.learner)
 		m := bookOf(t, 1, block.LeastLearn, "")
-		if note, err := e.encode(m, 0, c.last); note != nil || err != nil {
+		if note, err := e.encode(m, 0, c.last, nil); note != nil || err != nil {
 			t.Fatal(note, err)
 		}
 		e.learner.running.Wait()
@@ -92,7 +92,7 @@ func TestLearnKeeps(t *testing.T) {
 func TestToolbox(t *testing.T) {
 	b := newToolbox(1 << 10)
 	defer b.close()
-	n := runtime.GOMAXPROCS(0)
+	n := runtime.NumCPU()
 	lent := map[*tools]bool{}
 	for range n {
 		lent[b.take()] = true

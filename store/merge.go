@@ -39,6 +39,7 @@ const (
 	mergeTable = 64 << 20    // bytes of bodies in one table
 	mergeSpare = 64 << 20    // that stay free on the disk, beside the reserve
 	mergeRest  = time.Second // at most, after a block
+	mergeBusy  = 4           // as long as that took, where there is no time to spare
 )
 
 // Why a segment was left as it is, that was to be merged.
@@ -255,6 +256,8 @@ func (w *Writer) mergeNow(g *segment, p mergePlan) (to *segment, written uint64,
 	if err := pace.turn(); err != nil {
 		return g, 0, err
 	}
+	pace.watch = startWatch()
+	defer pace.watch.stop()
 	defer func() { <-w.a.merging }()
 	m, err := newMerger(w.a, g, w.learned.newest.Load())
 	if err != nil {
@@ -279,7 +282,8 @@ type mergePace struct {
 	left    int64  // raw bytes
 	atClose *int64 // that may be merged while closing
 	claimed int64  // of what all may merge while closing
-	begun   time.Time
+	watch   *stopwatch
+	began   bool
 }
 
 // turn waits until fewer merge than may, or for why g is not to be merged.
@@ -319,8 +323,8 @@ func (p *mergePace) check() error {
 }
 
 // did is called when n raw bytes were written, or a block (0) was compared. It
-// rests as long as that took: a merge takes half a processor at most, while
-// nothing waits for it.
+// rests as long as that took, so that a merge takes half a processor at most,
+// and much longer where others want it, while nothing waits for it.
 func (p *mergePace) did(n int64) error {
 	p.left -= n
 	if err := p.check(); err != nil {
@@ -332,15 +336,20 @@ func (p *mergePace) did(n int64) error {
 		return nil
 	default:
 	}
-	if len(p.w.seal) == 0 && !p.begun.IsZero() {
-		t := time.NewTimer(min(time.Since(p.begun), mergeRest))
+	if len(p.w.seal) == 0 && p.began {
+		rest := time.Since(p.watch.begun)
+		if !p.watch.spare() {
+			rest *= mergeBusy
+		}
+		t := time.NewTimer(min(rest, mergeRest))
 		defer t.Stop()
 		select {
 		case <-t.C:
 		case <-p.w.quit:
 		}
 	}
-	p.begun = time.Now()
+	p.began = true
+	p.watch.begin()
 	return nil
 }
 

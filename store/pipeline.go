@@ -77,7 +77,7 @@ func (w *Writer) compress(enc *encoders) {
 			m.buf, w.freeBufs = w.freeBufs[n-1], w.freeBufs[:n-1]
 		}
 		s.mu.Unlock()
-		note, err := enc.encode(m, waiting, last)
+		note, err := enc.encode(m, waiting, last, w.hurried)
 		if note != nil {
 			w.a.o.Log.Error("block was encoded wrongly; it is stored as rows", "session", s.ref, "range", m.cov.Bounds(), "err", note)
 		}
@@ -98,6 +98,13 @@ func (w *Writer) compress(enc *encoders) {
 		m.state = blockEncoded
 		w.signal()
 	}
+}
+
+// hurried reports whether blocks wait for a worker.
+func (w *Writer) hurried() bool {
+	w.s.mu.Lock()
+	defer w.s.mu.Unlock()
+	return len(w.queue)+w.a.o.behind >= hurry
 }
 
 // encode compresses m, whose builder no longer changes.

@@ -40,7 +40,7 @@ func (t *tools) decoder() (*block.Decoder, error) {
 	return t.check, nil
 }
 
-// toolbox lends tools: as many as there are processors, so that more would
+// toolbox lends tools: as many as the system has processors, so that more would
 // only wait for those. What was used last is lent first.
 type toolbox struct {
 	size  int // of blocks
@@ -51,7 +51,7 @@ type toolbox struct {
 }
 
 func newToolbox(blockSize int) *toolbox {
-	return &toolbox{size: min(blockSize, block.MaxTarget), turns: make(chan struct{}, runtime.GOMAXPROCS(0))}
+	return &toolbox{size: min(blockSize, block.MaxTarget), turns: make(chan struct{}, runtime.NumCPU())}
 }
 
 // take waits for tools, which are to be given back soon: without waiting for a

@@ -1,0 +1,138 @@
+package store
+
+import (
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/moldtape/moldtape/store/block"
+)
+
+// Who computes alone has a processor for all of the time; who waits has not.
+func TestStopwatch(t *testing.T) {
+	w := startWatch()
+	defer w.stop()
+	if !w.spare() {
+		t.Error("no time to spare, before anything is known")
+	}
+	time.Sleep(20 * time.Millisecond) // as if others had the processor
+	if w.spare() {
+		t.Error("time to spare where there was no processor")
+	}
+	w.begin()
+	if !w.spare() {
+		t.Error("what was before counts")
+	}
+	// Others run here too: a moment in which none does is enough.
+	for tries := 0; ; tries++ {
+		if spares(func() {
+			for begun := time.Now(); time.Since(begun) < 2*spareLook; {
+			}
+		}) {
+			break
+		}
+		if tries == 10_000 {
+			t.Fatal("never time to spare")
+		}
+	}
+}
+
+// forms compresses n blocks one after another, with so much time: d is dense, p
+// planes.
+func forms(t *testing.T, e *encoders, n int, spare, late bool) string {
+	t.Helper()
+	e.spares = func(fn func()) bool { fn(); return spare }
+	var out strings.Builder
+	for i := range n {
+		m := bookBlock(t, uint64(i))
+		if note, err := e.encode(m, 0, false, func() bool { return late }); note != nil || err != nil {
+			t.Fatal(note, err)
+		}
+		e.learner.running.Wait()
+		switch m.parsed.Codec {
+		case block.Foretold:
+			out.WriteByte('d')
+		case block.PlanesZstd, block.PlanesS2:
+			out.WriteByte('p')
+		default:
+			t.Fatalf("stored as %v", m.parsed.Codec)
+		}
+	}
+	return out.String()
+}
+
+// Once there was no time to spare for a dense block, or others waited behind it,
+// blocks are compressed fast for longer and longer, until there is; where all are
+// to be dense they are.
+func TestEncodersSpare(t *testing.T) {
+	for _, c := range []struct{ spare, late bool }{{false, false}, {true, true}} {
+		e := testEncoders(t, Options{Codec: CodecAuto})
+		forms(t, e, 2, true, false) // learns
+		for _, step := range []struct {
+			ok   bool
+			want string
+		}{
+			{true, "ddd"},
+			{false, "d" + "pppp" + "d" + "pppppppp" + "d"},
+			{true, strings.Repeat("p", 16) + "ddd"},
+			{false, "dppppd"}, // rests less, the longer there was time
+			{true, "pppppppp" + "d"},
+		} {
+			spare, late := c.spare || step.ok, c.late && !step.ok
+			if got := forms(t, e, len(step.want), spare, late); got != step.want {
+				t.Errorf("%+v, %v: %s, want %s", c, step.ok, got, step.want)
+			}
+		}
+	}
+
+	e := testEncoders(t, Options{Codec: CodecDense})
+	forms(t, e, 2, false, true)
+	if got := forms(t, e, 4, false, true); got != "dddd" {
+		t.Errorf("dense, whatever waits: %s", got)
+	}
+}
+
+// A turn to make a block dense is waited for only while nothing waits behind it.
+func TestEncodersTurn(t *testing.T) {
+	e := testEncoders(t, Options{Codec: CodecAuto})
+	forms(t, e, 2, true, false)
+	for range cap(e.dense) {
+		e.dense <- struct{}{}
+	}
+	if got := forms(t, e, 2, true, true); got != "pp" {
+		t.Errorf("without a turn: %s", got)
+	}
+	done := make(chan string)
+	go func() { done <- forms(t, e, 1, true, false) }()
+	<-e.dense
+	if got := <-done; got != "d" || len(e.dense) != cap(e.dense)-1 {
+		t.Errorf("with a turn: %s, %d of %d are out", got, len(e.dense), cap(e.dense))
+	}
+}
+
+// Where others want the processor nothing is learned, and not soon tried again;
+// nor is it taken for a sign that there is nothing better.
+func TestLearnsWithTimeToSpare(t *testing.T) {
+	l := newLearner(64 << 10)
+	defer l.close()
+	var p plans
+	learn := func(busy bool) (rest time.Duration) {
+		l.rest = time.Time{}
+		l.busyNow = func(*stopwatch) bool { return busy }
+		begun := time.Now()
+		l.later(&p, bookBlock(t, 1).b)
+		l.running.Wait()
+		return l.rest.Sub(begun)
+	}
+	var before time.Duration
+	for i := range 4 {
+		rest := learn(true)
+		if p.newest.Load() != nil || p.kept.Load() || len(l.known) > 0 || rest < 2*before {
+			t.Errorf("busy, %d: learned %v, rests %v after %v", i, p.newest.Load() != nil, rest, before)
+		}
+		before = busyFirst << i
+	}
+	if learn(false); p.newest.Load() == nil || l.busy != 0 {
+		t.Errorf("with time to spare: learned %v, busy %v", p.newest.Load() != nil, l.busy)
+	}
+}
