@@ -273,9 +273,14 @@ func (w *Writer) touch() {
 
 // publish moves the watermarks that are read without the lock. REQUIRES: mu.
 func (w *Writer) publish() {
-	w.next.Store(uint64(w.s.next()))
-	w.durable.Store(uint64(w.s.durable()))
-	w.head.Store(uint64(w.s.head()))
+	put := func(at *atomic.Uint64, q moldcast.Seq) {
+		if at.Load() != uint64(q) { // a store costs several times as much
+			at.Store(uint64(q))
+		}
+	}
+	put(&w.next, w.s.next())
+	put(&w.durable, w.s.durable())
+	put(&w.head, w.s.head())
 }
 
 // Append stores of p what is not held, anywhere in the session, and never
@@ -426,9 +431,8 @@ func (w *Writer) record(h holeRecord) {
 // what is not held, or was pruned, agrees with anything. differs says that conflictAt, the
 // first that does, holds other bytes. Errors are those of reading.
 func (w *Writer) Compare(first moldcast.Seq, m moldcast.Messages) (conflictAt moldcast.Seq, differs bool, err error) {
-	v := newView(w.s)
+	v := View{w.s}
 	r := moldcast.Range{First: first, Next: first + moldcast.Seq(m.Len())}
-	var buf []byte
 	for !r.Empty() {
 		w.s.mu.Lock()
 		part, held := w.s.cov.Cut(r)
@@ -442,8 +446,8 @@ func (w *Writer) Compare(first moldcast.Seq, m moldcast.Messages) (conflictAt mo
 			r.First = part.Next
 			continue
 		}
-		var n int
-		buf, n, err = v.Append(buf[:0], part.First, int(part.Len()), 1<<30, true)
+		var room [1500]byte // for a packet; what is larger is allocated
+		buf, n, err := v.Append(room[:0], part.First, int(part.Len()), 1<<30, true)
 		if err != nil {
 			return 0, false, err
 		}

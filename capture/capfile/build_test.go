@@ -199,7 +199,7 @@ func readAll(t testing.TB, r io.Reader) ([]Packet, error) {
 func surveyOf(all []Packet, o SurveyOptions) *Survey {
 	s := NewSurvey(o)
 	for _, p := range all {
-		s.Add(p)
+		s.Add(&p)
 	}
 	s.Finish()
 	return s

@@ -68,7 +68,7 @@ func TestCorpusSingles(t *testing.T) {
 		}
 		got := ""
 		for _, p := range all {
-			f, fault := s.Judge(p)
+			f, fault := s.Judge(&p)
 			m, err := f.Protocol.Parse(p.Payload, nil)
 			if fault != Whole || err != nil {
 				t.Fatalf("%s: %v, %v", name, fault, err)
@@ -122,7 +122,7 @@ func TestCorpusNasdaq(t *testing.T) {
 	s := surveyOf(all, SurveyOptions{})
 	next, packets := moldcast.Seq(484311999), 0
 	for _, p := range all {
-		f, fault := s.Judge(p)
+		f, fault := s.Judge(&p)
 		if f == nil {
 			continue
 		}

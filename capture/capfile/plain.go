@@ -43,11 +43,9 @@ func (r *Reader) plain(f *frame, p *Packet) bool {
 			return false
 		}
 	}
-	*p = Packet{
-		Stamp: f.stamp, Pos: f.pos, Frame: f.num,
-		Src:     netip.AddrPortFrom(netip.AddrFrom4([4]byte(ip[12:16])), be.Uint16(udp)),
-		Dst:     netip.AddrPortFrom(netip.AddrFrom4([4]byte(ip[16:20])), be.Uint16(udp[2:])),
-		Payload: udp[udpSize:],
-	}
+	p.Stamp, p.Pos, p.Frame, p.Fault = f.stamp, f.pos, f.num, Whole
+	p.Src = netip.AddrPortFrom(netip.AddrFrom4([4]byte(ip[12:16])), be.Uint16(udp))
+	p.Dst = netip.AddrPortFrom(netip.AddrFrom4([4]byte(ip[16:20])), be.Uint16(udp[2:]))
+	p.Payload = udp[udpSize:]
 	return true
 }

@@ -46,9 +46,12 @@ func (p Protocol) Parse(b []byte, scratch *[]byte) (moldcast.Packet, error) {
 	return moldcast.Parse(b)
 }
 
+// hasIEX reports whether b begins as an IEX-TP header does.
+func hasIEX(b []byte) bool { return len(b) >= iexHeader && b[0] == 1 && b[1] == 0 && b[3] >= 0x80 }
+
 func parseIEX(b []byte, scratch *[]byte) (moldcast.Packet, error) {
 	le := binary.LittleEndian
-	if len(b) < iexHeader || b[0] != 1 || b[1] != 0 || b[3] < 0x80 {
+	if !hasIEX(b) {
 		return moldcast.Packet{}, errIEX
 	}
 	size, count := int(le.Uint16(b[12:])), int(le.Uint16(b[14:]))

@@ -47,7 +47,7 @@ func (f Fault) String() string {
 type Packet struct {
 	Stamp    moldcast.Stamp // of the frame (of the last fragment); 0 where the file has none
 	Src, Dst netip.AddrPort // port 0 where it was not captured; both invalid where the IP header was not
-	Payload  []byte         // by the UDP length; valid until the next call of Next
+	Payload  []byte         // by the UDP length; valid until the next call of Next or Read
 	Pos      int64          // byte position of the frame's record in the uncompressed file
 	Frame    int64          // number of the frame, from 1 as Wireshark counts
 	Fault    Fault          // Whole, or Payload is only what is there
@@ -160,56 +160,66 @@ func (r *Reader) Pos() int64 { return r.s.pos }
 // Close frees the decoder; the file stays the caller's.
 func (r *Reader) Close() { r.close() }
 
-// Next gives the next datagram. It ends with io.EOF, with a *FormatError where
-// the file cannot be read further, or with the error of the underlying reader;
-// every later call gives the same again. It never panics.
+// Next gives the next datagram: Read, by value.
 func (r *Reader) Next() (p Packet, err error) {
+	err = r.Read(&p)
+	return p, err
+}
+
+// Read sets p to the next datagram. It ends with io.EOF, with a *FormatError
+// where the file cannot be read further, or with the error of the underlying
+// reader; every later call gives the same again, and p is zero. It never panics.
+func (r *Reader) Read(p *Packet) (err error) {
 	if r.err != nil {
-		return r.rest()
+		return r.rest(p)
 	}
 	at, num := r.s.pos, r.stats.Frames+1
 	defer func() {
 		if v := recover(); v != nil {
 			r.err = &FormatError{Pos: at, Frame: num, Err: errInternal, Detail: fmt.Sprint(v)}
-			p, err = Packet{}, r.err
+			*p, err = Packet{}, r.err
 		}
 	}()
 	for {
 		at, num = r.s.pos, r.stats.Frames+1
-		if p, ok := r.frag.evicted(); ok {
-			return r.yield(p), nil
+		if len(r.frag.out) > 0 {
+			return r.rest(p)
 		}
 		if err := r.f.next(&r.s, &r.frame); err != nil {
 			r.err = err
-			return r.rest()
+			return r.rest(p)
 		}
 		r.stats.Frames++
-		if !r.general && r.plain(&r.frame, &p) {
+		if !r.general && r.plain(&r.frame, p) {
 			r.stats.Datagrams++
-			return p, nil
+			return nil
 		}
-		if p, ok := r.decode(&r.frame); ok {
-			return r.yield(p), nil
+		if q, ok := r.decode(&r.frame); ok {
+			r.yield(p, &q)
+			return nil
 		}
 	}
 }
 
-func (r *Reader) yield(p Packet) Packet {
+func (r *Reader) yield(p, found *Packet) {
 	r.stats.Datagrams++
-	if p.Fault != Whole {
+	if found.Fault != Whole {
 		r.stats.Faulty++
 	}
-	return p
+	*p = *found
 }
 
-// rest gives what the end of the file leaves: datagrams that miss fragments,
-// then the error.
-func (r *Reader) rest() (Packet, error) {
-	if p, ok := r.frag.evicted(); ok {
-		return r.yield(p), nil
+// rest gives datagrams that miss fragments and were given up; at the end of the
+// file, also those that still wait, then the error.
+func (r *Reader) rest(p *Packet) error {
+	q, ok := r.frag.evicted()
+	if !ok && r.err != nil {
+		q, ok = r.frag.oldest()
 	}
-	if p, ok := r.frag.oldest(); ok {
-		return r.yield(p), nil
+	if !ok {
+		*p = Packet{}
+		return r.err
 	}
-	return Packet{}, r.err
+	r.yield(p, &q)
+	return nil
 }

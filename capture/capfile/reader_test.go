@@ -521,7 +521,7 @@ func fuzzReader(t *testing.T, b []byte) {
 			t.Fatal("position went back")
 		}
 		last = p.Pos
-		s.Add(p)
+		s.Add(&p)
 	}
 	s.Finish()
 	s.Channels()

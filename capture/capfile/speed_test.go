@@ -69,14 +69,14 @@ var feeds = []struct {
 }
 
 // eachFeed runs a benchmark over the packets of each file; each gets one.
-func eachFeed(b *testing.B, each func(b *testing.B, file []byte) func(Packet)) {
+func eachFeed(b *testing.B, each func(b *testing.B, file []byte) func(*Packet)) {
 	for _, x := range feeds {
 		b.Run(x.name, func(b *testing.B) { reading(b, feedFile(b, x.f, x.per, 16<<20), each) })
 	}
 	b.Run("corpus", func(b *testing.B) { reading(b, corpusFile(b, "nasdaq-totalview-2016/nasdaq.pcap"), each) })
 }
 
-func reading(b *testing.B, file []byte, each func(b *testing.B, file []byte) func(Packet)) {
+func reading(b *testing.B, file []byte, each func(b *testing.B, file []byte) func(*Packet)) {
 	do := each(b, file)
 	b.SetBytes(int64(len(file)))
 	b.ReportAllocs()
@@ -85,32 +85,29 @@ func reading(b *testing.B, file []byte, each func(b *testing.B, file []byte) fun
 	}
 }
 
-func through(t testing.TB, file []byte, do func(Packet)) {
+func through(t testing.TB, file []byte, do func(*Packet)) {
 	r, err := NewReader(bytes.NewReader(file), Options{Checksums: true})
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer r.Close()
-	for {
-		p, err := r.Next()
-		if err == io.EOF {
-			return
-		}
-		if err != nil {
-			t.Fatal(err)
-		}
-		do(p)
+	var p Packet
+	for err = r.Read(&p); err == nil; err = r.Read(&p) {
+		do(&p)
+	}
+	if err != io.EOF {
+		t.Fatal(err)
 	}
 }
 
 // Records, layers and checksums.
 func BenchmarkReader(b *testing.B) {
-	eachFeed(b, func(*testing.B, []byte) func(Packet) { return func(Packet) {} })
+	eachFeed(b, func(*testing.B, []byte) func(*Packet) { return func(*Packet) {} })
 }
 
 // The first reading of an import.
 func BenchmarkSurvey(b *testing.B) {
-	eachFeed(b, func(*testing.B, []byte) func(Packet) {
+	eachFeed(b, func(*testing.B, []byte) func(*Packet) {
 		s := NewSurvey(SurveyOptions{})
 		return s.Add
 	})
@@ -118,12 +115,12 @@ func BenchmarkSurvey(b *testing.B) {
 
 // The second, up to the messages.
 func BenchmarkJudge(b *testing.B) {
-	eachFeed(b, func(b *testing.B, file []byte) func(Packet) {
+	eachFeed(b, func(b *testing.B, file []byte) func(*Packet) {
 		s := NewSurvey(SurveyOptions{})
 		through(b, file, s.Add)
 		s.Finish()
 		var scratch []byte
-		return func(p Packet) {
+		return func(p *Packet) {
 			f, fault := s.Judge(p)
 			if f == nil || fault != Whole {
 				return // routers talk there too
@@ -146,5 +143,34 @@ func BenchmarkSum(b *testing.B) {
 				}
 			}
 		})
+	}
+}
+
+func TestImportDoesNotAllocate(t *testing.T) {
+	if raceEnabled {
+		return
+	}
+	file := feedFile(t, Pcap, 1.35, 4<<20)
+	s := NewSurvey(SurveyOptions{})
+	through(t, file, s.Add)
+	r, err := NewReader(bytes.NewReader(file), Options{Checksums: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer r.Close()
+	var p Packet
+	var scratch []byte
+	s.Finish()
+	if n := testing.AllocsPerRun(20_000, func() {
+		if err := r.Read(&p); err != nil {
+			t.Fatal(err)
+		}
+		s.Add(&p)
+		f, _ := s.Judge(&p)
+		if _, err := f.Protocol.Parse(p.Payload, &scratch); err != nil {
+			t.Fatal(err)
+		}
+	}); n != 0 {
+		t.Errorf("%v allocations a packet", n)
 	}
 }

@@ -40,14 +40,18 @@ type tried struct {
 	valid, malformed, implausible int64
 	why                           string // of the first malformed
 	binary                        moldcast.Session
+	last                          *seen // what came last
+	lastName                      moldcast.Session
 	sessions                      map[moldcast.Session]*seen
 	order                         []moldcast.Session
 	overflow                      int64
+	beyond                        [2]seen // sessions beyond those
 }
 
 // seen samples the messages of a session.
 type seen struct {
 	n      int
+	binary bool // its name is not plausible
 	sample map[moldcast.Seq]uint64
 }
 
@@ -69,6 +73,7 @@ type Survey struct {
 	o        SurveyOptions
 	flows    map[netip.AddrPort]*Flow
 	order    []*Flow
+	recent   [2]*Flow // newest first
 	seed     maphash.Seed
 	scratch  []byte
 	overflow int64
@@ -83,7 +88,7 @@ func NewSurvey(o SurveyOptions) *Survey {
 }
 
 // Add looks at one datagram, read with Options.Checksums.
-func (s *Survey) Add(p Packet) {
+func (s *Survey) Add(p *Packet) {
 	if p.Fault == BadIPSum {
 		s.ipBad++
 	} else if p.Dst.IsValid() {
@@ -92,7 +97,7 @@ func (s *Survey) Add(p Packet) {
 	if p.Dst.Port() == 0 || len(s.o.Only) > 0 && !slices.Contains(s.o.Only, p.Dst) {
 		return
 	}
-	f := s.flows[p.Dst]
+	f := s.flow(p.Dst)
 	if f == nil {
 		if len(s.flows) == maxFlows {
 			s.overflow++
@@ -129,10 +134,31 @@ func (s *Survey) Add(p Packet) {
 	}
 }
 
+// flow is the flow to dst, nil where there is none. Nearly all packets are of
+// one of two lines.
+func (s *Survey) flow(dst netip.AddrPort) *Flow {
+	r := &s.recent
+	if f := r[0]; f != nil && f.Dst == dst {
+		return f
+	}
+	f := r[1]
+	if f == nil || f.Dst != dst {
+		if f = s.flows[dst]; f == nil {
+			return nil
+		}
+	}
+	r[0], r[1] = f, r[0]
+	return f
+}
+
 // mostly: so many are bad that they are how the file was made, not damage.
 func mostly(bad, good int64) bool { return bad*tolerateShare > bad+good }
 
 func (s *Survey) try(t *tried, proto Protocol, b []byte) {
+	if proto == IEXTP && t.why != "" && !hasIEX(b) { // of most flows every packet
+		t.malformed++
+		return
+	}
 	p, err := proto.Parse(b, &s.scratch)
 	if err != nil {
 		t.malformed++
@@ -142,24 +168,20 @@ func (s *Survey) try(t *tried, proto Protocol, b []byte) {
 		return
 	}
 	t.valid++
-	if !Plausible(p.Session) {
+	x := t.last
+	if x == nil || p.Session != t.lastName {
+		x = t.session(p.Session)
+		t.last, t.lastName = x, p.Session
+	}
+	if x.binary {
 		if t.implausible == 0 {
 			t.binary = p.Session
 		}
 		t.implausible++
 	}
-	x := t.sessions[p.Session]
-	if x == nil {
-		if len(t.sessions) == maxSessions {
-			t.overflow++
-			return
-		}
-		x = &seen{sample: make(map[moldcast.Seq]uint64)}
-		if t.sessions == nil {
-			t.sessions = make(map[moldcast.Session]*seen)
-		}
-		t.sessions[p.Session] = x
-		t.order = append(t.order, p.Session)
+	if x.sample == nil {
+		t.overflow++
+		return
 	}
 	if len(x.sample) >= maxSamples {
 		return
@@ -180,6 +202,29 @@ func (s *Survey) try(t *tried, proto Protocol, b []byte) {
 		}
 		x.n++
 	}
+}
+
+// session is what was seen of a session; without a sample where there are too
+// many to tell apart.
+func (t *tried) session(name moldcast.Session) *seen {
+	x := t.sessions[name]
+	if x != nil {
+		return x
+	}
+	if len(t.sessions) == maxSessions {
+		if Plausible(name) {
+			return &t.beyond[0]
+		}
+		t.beyond[1].binary = true
+		return &t.beyond[1]
+	}
+	x = &seen{binary: !Plausible(name), sample: make(map[moldcast.Seq]uint64)}
+	if t.sessions == nil {
+		t.sessions = make(map[moldcast.Session]*seen)
+	}
+	t.sessions[name] = x
+	t.order = append(t.order, name)
+	return x
 }
 
 // Plausible: a session name of printable characters, padded with spaces or
@@ -284,7 +329,7 @@ func (t *tried) refuse(f *Flow, forced bool) string {
 func (s *Survey) Flows() []*Flow { return s.order }
 
 // Flow is the flow to dst; nil where there was none.
-func (s *Survey) Flow(dst netip.AddrPort) *Flow { return s.flows[dst] }
+func (s *Survey) Flow(dst netip.AddrPort) *Flow { return s.flow(dst) }
 
 // Overflow counts the datagrams of flows beyond the 16384 that are told apart.
 func (s *Survey) Overflow() int64 { return s.overflow }
@@ -293,8 +338,8 @@ func (s *Survey) Overflow() int64 { return s.overflow }
 // none) and what is wrong with it. A checksum that is wrong throughout a file
 // or a flow, as a capture on the sending machine has it, is no fault. A damaged
 // datagram belongs to a stream also where only its address fits.
-func (s *Survey) Judge(p Packet) (*Flow, Fault) {
-	f := s.flows[p.Dst]
+func (s *Survey) Judge(p *Packet) (*Flow, Fault) {
+	f := s.flow(p.Dst)
 	if f != nil && f.Protocol == 0 {
 		f = nil
 	}
@@ -321,7 +366,7 @@ func (s *Survey) Judge(p Packet) (*Flow, Fault) {
 
 // near is a stream that a damaged datagram may be of: one with the same
 // address, or the first where not even that is known.
-func (s *Survey) near(p Packet) *Flow {
+func (s *Survey) near(p *Packet) *Flow {
 	if p.Dst.Port() != 0 && p.Fault != BadIPSum && p.Fault != BadUDPSum {
 		return nil // its destination is good, and another
 	}

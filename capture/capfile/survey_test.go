@@ -232,7 +232,7 @@ func TestSurveyJudge(t *testing.T) {
 		{"checksum, of another", bad(BadUDPSum, moved(elsewhere)), false, BadUDPSum},
 	} {
 		s := surveyOf(append(append([]Packet{}, good...), c.p), SurveyOptions{})
-		f, fault := s.Judge(c.p)
+		f, fault := s.Judge(&c.p)
 		if (f != nil) != c.flow || fault != c.want {
 			t.Errorf("%s: %v, %v; want %v, %v", c.name, f != nil, fault, c.flow, c.want)
 		}
@@ -241,7 +241,7 @@ func TestSurveyJudge(t *testing.T) {
 		}
 	}
 	all := many(30, func(i int) Packet { return bad(BadUDPSum, whole(groupA, mold("S", uint64(i+1), "m"))) })
-	if f, fault := surveyOf(all, SurveyOptions{}).Judge(all[3]); f == nil || fault != Whole {
+	if f, fault := surveyOf(all, SurveyOptions{}).Judge(&all[3]); f == nil || fault != Whole {
 		t.Error("checksums wrong throughout are a fault")
 	}
 }
@@ -251,10 +251,12 @@ func TestSurveyBounds(t *testing.T) {
 	s := NewSurvey(SurveyOptions{})
 	pkt := mold("S", 1, "m")
 	for i := range maxFlows + 100 {
-		s.Add(whole(netip.AddrPortFrom(netip.AddrFrom4([4]byte{239, 1, byte(i >> 8), byte(i)}), uint16(1+i>>16)), pkt))
+		p := whole(netip.AddrPortFrom(netip.AddrFrom4([4]byte{239, 1, byte(i >> 8), byte(i)}), uint16(1+i>>16)), pkt)
+		s.Add(&p)
 	}
 	for i := range maxSessions + 100 {
-		s.Add(whole(netip.MustParseAddrPort("239.1.0.0:1"), mold(fmt.Sprint(i), 1, "m")))
+		p := whole(netip.MustParseAddrPort("239.1.0.0:1"), mold(fmt.Sprint(i), 1, "m"))
+		s.Add(&p)
 	}
 	s.Finish()
 	if len(s.Flows()) != maxFlows || s.Overflow() != 100 {

@@ -20,7 +20,7 @@ func TestFeed(t *testing.T) {
 		t.Fatal(err)
 	}
 	got := &Feed{}
-	if err := packets(file, func(p capfile.Packet) {
+	if err := packets(file, func(p *capfile.Packet) {
 		m, err := moldcast.Parse(p.Payload)
 		if err != nil {
 			t.Fatal(err)

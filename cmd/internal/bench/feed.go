@@ -75,7 +75,7 @@ func ReadFeed(path string) (*Feed, error) {
 	}
 	busiest := slices.MaxFunc(flows, func(a, b *capfile.Flow) int { return int(a.Datagrams - b.Datagrams) })
 	var scratch []byte
-	return f, packets(b, func(p capfile.Packet) {
+	return f, packets(b, func(p *capfile.Packet) {
 		if w, _ := survey.Judge(p); w != busiest {
 			return
 		}
@@ -146,7 +146,7 @@ func end(err error) error {
 	return err
 }
 
-func packets(file []byte, fn func(capfile.Packet)) error {
+func packets(file []byte, fn func(*capfile.Packet)) error {
 	raw, _, done, err := capfile.Decompress(bytes.NewReader(file))
 	if err != nil {
 		return err
@@ -157,13 +157,11 @@ func packets(file []byte, fn func(capfile.Packet)) error {
 		return err
 	}
 	defer r.Close()
-	for {
-		p, err := r.Next()
-		if err != nil {
-			return end(err)
-		}
-		fn(p)
+	var p capfile.Packet
+	for err = r.Read(&p); err == nil; err = r.Read(&p) {
+		fn(&p)
 	}
+	return end(err)
 }
 
 // Generated is n messages of the generator, perPacket a packet.

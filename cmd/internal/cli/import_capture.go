@@ -40,11 +40,11 @@ func (r *importRun) survey(ctx context.Context) (*streamSet, error) {
 		}
 		flows := make(map[netip.AddrPort]bool)
 		flowsOf[in] = flows
-		var last netip.AddrPort
-		err := r.packets(ctx, in, func(p capfile.Packet) error {
+		var last [2]netip.AddrPort // of which nearly all packets are
+		err := r.packets(ctx, in, func(p *capfile.Packet) error {
 			set.survey.Add(p)
-			if p.Dst != last && len(flows) < 1<<14 {
-				flows[p.Dst], last = true, p.Dst
+			if p.Dst != last[0] && p.Dst != last[1] && len(flows) < 1<<14 {
+				flows[p.Dst], last = true, [2]netip.AddrPort{p.Dst, last[0]}
 			}
 			return nil
 		})
@@ -136,7 +136,7 @@ func (r *importRun) noStream(in *input, s *capfile.Survey, flows map[netip.AddrP
 }
 
 // packets reads one capture file.
-func (r *importRun) packets(ctx context.Context, in *input, each func(capfile.Packet) error) error {
+func (r *importRun) packets(ctx context.Context, in *input, each func(*capfile.Packet) error) error {
 	raw, err := in.rewind(r.tick)
 	if err != nil {
 		return err
@@ -146,18 +146,19 @@ func (r *importRun) packets(ctx context.Context, in *input, each func(capfile.Pa
 		return err
 	}
 	defer x.Close()
+	var p capfile.Packet
 	for n := 0; ; n++ {
 		if n%1024 == 0 && ctx.Err() != nil {
 			return ctx.Err()
 		}
-		p, err := x.Next()
+		err := x.Read(&p)
 		if err == io.EOF {
 			return nil
 		}
 		if err != nil {
 			return err
 		}
-		if err := each(p); err != nil {
+		if err := each(&p); err != nil {
 			return err
 		}
 	}
@@ -170,10 +171,11 @@ func (r *importRun) capture(ctx context.Context, in *input, sum *importFile, set
 		session moldcast.Session
 		s       *importer.Session
 		line    uint8
+		answer  bool
 	}
 	var last open
 	var scratch []byte
-	err := r.packets(ctx, in, func(p capfile.Packet) error {
+	err := r.packets(ctx, in, func(p *capfile.Packet) error {
 		flow, fault := set.survey.Judge(p)
 		if flow == nil {
 			return nil
@@ -192,20 +194,22 @@ func (r *importRun) capture(ctx context.Context, in *input, sum *importFile, set
 		if r.session != nil && pk.Session != *r.session {
 			return nil
 		}
-		if len(r.filter) == 0 && !capfile.Plausible(pk.Session) {
-			return bad(fmt.Sprintf("implausible session %x", pk.Session[:]))
+		known := last.s != nil && pk.Session == last.session
+		if !known && len(r.filter) == 0 && !capfile.Plausible(pk.Session) {
+			name := pk.Session
+			return bad(fmt.Sprintf("implausible session %x", name[:]))
 		}
 		if n := tooLong(pk.Msgs); n > 0 {
 			return bad(fmt.Sprintf("message of %d bytes, the longest is %d", n, moldcast.MaxMessage))
 		}
 		sum.Packets++
-		t := set.target[flow]
-		if last.s == nil || flow != last.flow || pk.Session != last.session {
+		if !known || flow != last.flow {
+			t := set.target[flow]
 			s, err := r.im.Session(t.channel, pk.Session)
 			if err != nil {
 				return err
 			}
-			last = open{flow, pk.Session, s, moldcast.AnswerLine}
+			last = open{flow, pk.Session, s, moldcast.AnswerLine, t.answer}
 			if !t.answer {
 				last.line = s.Line(t.group)
 			}
@@ -218,7 +222,7 @@ func (r *importRun) capture(ctx context.Context, in *input, sum *importFile, set
 			return last.s.Mark(moldcast.Mark{Kind: pk.Kind, Next: pk.First, Stamp: stamp, Line: last.line})
 		}
 		piece := moldcast.Piece{First: pk.First, Msgs: pk.Msgs, Time: stamp, Heard: stamp, Line: last.line}
-		if t.answer {
+		if last.answer {
 			piece.Flags, piece.Time = moldcast.Repaired, last.s.Between(pk.First, stamp)
 		}
 		return r.add(last.s, piece, in, p.Pos, p.Frame)

@@ -136,20 +136,17 @@ func (r *importRun) readFault(in *input, err error) error {
 	return nil
 }
 
-// importPlace is where a piece is in a file.
-type importPlace struct {
-	in         *input
-	pos, frame int64
-}
-
 // add stores a piece; a conflict is taken up and the import goes on.
 func (r *importRun) add(s *importer.Session, p moldcast.Piece, in *input, pos, frame int64) error {
 	takes := s.Take
-	err := s.Add(p, importPlace{in, pos, frame})
+	err := s.Add(p, importer.Place{File: in.name, Pos: pos, Frame: frame})
 	r.unconfirmed(s, false)
 	if s.Take != takes {
 		r.env.log.Warn("NEW TAKE: the file shows that the session was restarted under its own name", "channel", s.Channel, "session", s.Session, "take", s.Take,
 			"file", in.name, "byte", pos)
+	}
+	if err == nil {
+		return nil
 	}
 	var c *importer.Conflict
 	if errors.As(err, &c) {
@@ -160,8 +157,7 @@ func (r *importRun) add(s *importer.Session, p moldcast.Piece, in *input, pos, f
 }
 
 func (r *importRun) conflict(c *importer.Conflict) {
-	at, _ := c.Place.(importPlace)
-	r.fault(importFault{File: at.in.name, Position: at.pos, Frame: at.frame, Reason: c.Error()})
+	r.fault(importFault{File: c.Place.File, Position: c.Place.Pos, Frame: c.Place.Frame, Reason: c.Error()})
 }
 
 // unconfirmed takes up the conflicts that no second packet made a restart.

@@ -123,7 +123,7 @@ func answers(t *testing.T, n int) time.Duration {
 	}
 	start := processorTime(t)
 	for i := range n {
-		if err := s.Add(piece(1+2*i, moldcast.Stamp(1000+1000*i), "live"), nil); err != nil {
+		if err := s.Add(piece(1+2*i, moldcast.Stamp(1000+1000*i), "live"), Place{}); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -133,7 +133,7 @@ func answers(t *testing.T, n int) time.Duration {
 			t.Fatalf("%d: %d, want %d", p.First, p.Time, want)
 		}
 		p.Flags = moldcast.Repaired
-		if err := s.Add(p, nil); err != nil {
+		if err := s.Add(p, Place{}); err != nil {
 			t.Fatal(err)
 		}
 	}

@@ -68,9 +68,10 @@ type Session struct {
 	older  []*take
 	groups []string // by the numbers that Line gave
 
-	turns       uint32 // datagrams in line logs
-	file        int    // that what follows belongs to
-	lines       map[uint8]*line
+	turns       uint32  // datagrams in line logs
+	file        int     // that what follows belongs to
+	lines       []*line // by number; nil: it brought nothing of the file yet
+	parts       []part  // scratch of judge
 	seen        gap.Set // what the file brought since it went back to a new take
 	unconfirmed []*Conflict
 	end         ending
@@ -140,7 +141,7 @@ func (im *Importer) Session(channel string, s moldcast.Session) (*Session, error
 		}
 		im.archive = a
 	}
-	x := &Session{im: im, name: s, lines: make(map[uint8]*line)}
+	x := &Session{im: im, name: s}
 	latest := 1
 	if ref, ok := im.archive.Latest(channel, s); ok {
 		latest = ref.Take
@@ -186,7 +187,14 @@ func (x *Session) Line(group string) uint8 {
 type Conflict struct {
 	Channel, Session string
 	Seq              moldcast.Seq
-	Place            any // what Add was told of the piece
+	Place            Place
+}
+
+// Place is where a piece is in a file.
+type Place struct {
+	File  string
+	Pos   int64 // byte, in the uncompressed file
+	Frame int64 // of a capture file
 }
 
 func (e *Conflict) Error() string {

@@ -86,7 +86,7 @@ func TestTakes(t *testing.T) {
 		{piece(3, 9, "b3", "b4"), 0, "2 new 7 known 1 conflicts"},
 	} {
 		im.File(false) // each in a file of its own: none shows a restart
-		err := s.Add(c.p, nil)
+		err := s.Add(c.p, Place{})
 		if c.seq == 0 && err != nil || c.seq != 0 && (!errors.As(err, &conflict) || conflict.Seq != c.seq) {
 			t.Errorf("%v: %v", c.p.Range(), err)
 		}
@@ -115,7 +115,7 @@ func TestBetween(t *testing.T) {
 		t.Errorf("in an empty session: %d, want the time heard", got)
 	}
 	for _, p := range []moldcast.Piece{piece(10, 1000, "m"), piece(14, 5000, "m"), piece(20, 4000, "m")} {
-		if err := s.Add(p, nil); err != nil {
+		if err := s.Add(p, Place{}); err != nil {
 			t.Fatal(err)
 		}
 	}

@@ -29,7 +29,7 @@ func TestLineLog(t *testing.T) {
 		add := func(line uint8, first int, at moldcast.Stamp, texts ...string) {
 			p := piece(first, at, texts...)
 			p.Line = line
-			if err := s.Add(p, nil); err != nil && !errors.As(err, new(*Conflict)) {
+			if err := s.Add(p, Place{}); err != nil && !errors.As(err, new(*Conflict)) {
 				t.Fatal(err)
 			}
 		}

@@ -31,7 +31,7 @@ type known struct {
 
 type heldPiece struct {
 	moldcast.Piece
-	place any
+	place Place
 	at    moldcast.Seq // the first message that conflicts
 	n     int          // how many do
 }
@@ -78,6 +78,9 @@ func (x *Session) lineFor(number uint8) *line {
 	if !x.im.confirm {
 		number = 0 // of a file without packets all is one line
 	}
+	for int(number) >= len(x.lines) {
+		x.lines = append(x.lines, nil)
+	}
 	l := x.lines[number]
 	if l == nil {
 		l = &line{cur: x.take}
@@ -86,8 +89,11 @@ func (x *Session) lineFor(number uint8) *line {
 	return l
 }
 
-// giveUp makes conflicts of the pieces that l holds back.
+// giveUp makes conflicts of the pieces that l, if not nil, holds back.
 func (x *Session) giveUp(l *line) {
+	if l == nil || len(l.held) == 0 {
+		return
+	}
 	for _, h := range l.held {
 		l.cur.Conflicts += uint64(h.n)
 		l.cur.Duplicates += uint64(h.Msgs.Len() - h.n)
@@ -96,7 +102,7 @@ func (x *Session) giveUp(l *line) {
 	l.held = nil
 }
 
-func (x *Session) conflict(at moldcast.Seq, place any) *Conflict {
+func (x *Session) conflict(at moldcast.Seq, place Place) *Conflict {
 	return &Conflict{Channel: x.ref.Channel, Session: x.name.String(), Seq: at, Place: place}
 }
 
@@ -163,7 +169,7 @@ type part struct {
 // import may go on; or they begin a new take. place is given back in a
 // Conflict, also by Unconfirmed, which is to be asked after each Add. Any other
 // error ends the import.
-func (x *Session) Add(p moldcast.Piece, place any) error {
+func (x *Session) Add(p moldcast.Piece, place Place) error {
 	x.turn()
 	l := x.lineFor(p.Line)
 	answer := x.im.confirm && p.Flags&moldcast.Repaired != 0
@@ -227,13 +233,15 @@ func (x *Session) Add(p moldcast.Piece, place any) error {
 }
 
 // judge compares p with the takes. at is the first of the messages in
-// conflict.
+// conflict. parts is valid until the next call.
 func (x *Session) judge(l *line, p moldcast.Piece, back bool) (parts []part, at moldcast.Seq, conflicts int, err error) {
+	parts = x.parts[:0]
+	defer func() { x.parts = parts }()
 	if len(x.older) == 0 {
 		for seq, m := p.First, p.Msgs; m.Len() > 0; {
 			q, differs, err := x.w.Compare(seq, m)
 			if err != nil {
-				return nil, 0, 0, fmt.Errorf("%v: %w", x.ref, err)
+				return parts, 0, 0, fmt.Errorf("%v: %w", x.ref, err)
 			}
 			if !differs {
 				parts = append(parts, part{seq, m, x.take})
@@ -259,7 +267,7 @@ func (x *Session) judge(l *line, p moldcast.Piece, back bool) (parts []part, at 
 		seq := p.First + moldcast.Seq(i)
 		in, err := x.find(l, seq, one, back)
 		if err != nil {
-			return nil, 0, 0, err
+			return parts, 0, 0, err
 		}
 		if in == nil {
 			if conflicts++; conflicts == 1 {
@@ -383,6 +391,9 @@ func (x *Session) fork(l *line, p moldcast.Piece) error {
 // join takes into a new take what other lines hold back and agrees with it.
 func (x *Session) join(t *take) error {
 	for _, l := range x.lines {
+		if l == nil {
+			continue
+		}
 		var left []heldPiece
 		for _, h := range l.held {
 			_, differs, err := t.w.Compare(h.First, h.Msgs)

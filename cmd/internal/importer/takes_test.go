@@ -62,7 +62,7 @@ func feed(t *testing.T, im *Importer, steps string) (conflicts []moldcast.Seq) {
 		stamp++
 		p := piece(first, stamp, texts(variant, first, last)...)
 		p.Line = line[0] - 'A'
-		err := s.Add(p, step)
+		err := s.Add(p, Place{File: step})
 		if c, is := err.(*Conflict); is {
 			conflicts = append(conflicts, c.Seq)
 		} else if err != nil {
