@@ -12,7 +12,7 @@ type Codec uint8
 // The codecs of Options.
 const (
 	CodecRow   Codec = iota // rows, compressed; fast while blocks wait
-	CodecAuto               // dense; planes while blocks wait, to be made dense when their segment is sealed
+	CodecAuto               // dense; planes while blocks wait or others want the processor, to be made dense when their segment is sealed
 	CodecDense              // dense, whatever waits
 	CodecFast               // planes
 )

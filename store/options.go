@@ -96,10 +96,9 @@ type Options struct {
 }
 
 // DefaultOptions is the zero Options with Sync at its default of 50 ms,
-// Reserve at its default of 16 MiB, and CodecFast: rows take more time and room,
-// and dense blocks so much time that one processor loses messages for it.
+// Reserve at its default of 16 MiB, and CodecAuto.
 func DefaultOptions() Options {
-	o := Options{Sync: DefaultSync, Reserve: DefaultReserve, Codec: CodecFast}
+	o := Options{Sync: DefaultSync, Reserve: DefaultReserve, Codec: CodecAuto}
 	o.EnsureDefaults()
 	return o
 }

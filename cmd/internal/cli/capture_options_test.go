@@ -12,7 +12,7 @@ import (
 func TestCaptureOptions(t *testing.T) {
 	e := &env{log: slog.New(slog.DiscardHandler)}
 	n := config.Default()
-	if o := e.captureOptions(&n); o.Codec != store.CodecFast || o.NoVerify || o.Log != e.log || o.Node == "" {
+	if o := e.captureOptions(&n); o.Codec != store.CodecAuto || o.NoVerify || o.Log != e.log || o.Node == "" {
 		t.Errorf("by default: %v, unchecked %v, node %q", o.Codec, o.NoVerify, o.Node)
 	}
 	n.Codec, n.Verify, n.QueueBytes = "row", false, 1<<26

@@ -111,7 +111,7 @@ const LineLogUsage = "keep when and on which line each datagram came, for replay
 func Default() Node {
 	return Node{
 		Sync: store.DefaultSync, SegmentSize: 1 << 30, Reserve: store.DefaultReserve,
-		Codec: store.CodecFast.String(), Verify: true,
+		Codec: store.CodecAuto.String(), Verify: true,
 		QueueBytes: Unset, Keep: Unset, MaxBytes: Unset, RetainEvery: time.Minute, NakRateTotal: Unset,
 		RX: mcast.Auto.String(), RXRing: mcast.DefaultRingSize,
 		RetransmitDuty: DutyAlways, MTU: 1500, Streams: DefaultStreams(), RatePerClient: defaultPerClient, RateTotal: defaultTotal,
