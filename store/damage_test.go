@@ -97,7 +97,7 @@ func TestDamagedBlock(t *testing.T) {
 					if err != nil {
 						t.Fatal(err)
 					}
-					if err := m.encode(enc); err != nil {
+					if err := m.encode(enc, &tools{}); err != nil {
 						t.Fatal(err)
 					}
 					b := db.NewBatch()

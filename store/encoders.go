@@ -132,9 +132,10 @@ func (e *encoders) turn(late func() bool) bool {
 
 // encodeAt is encode at a level.
 func (e *encoders) encodeAt(l block.Level, t *tools, m *memBlock, last bool) (note, err error) {
+	defer m.keep()
 	enc, past, err := e.pick(t, m, l)
 	if err == nil {
-		err = m.encode(enc)
+		err = m.encode(enc, t)
 	}
 	if err != nil {
 		return nil, err
@@ -144,7 +145,7 @@ func (e *encoders) encodeAt(l block.Level, t *tools, m *memBlock, last bool) (no
 	}
 	if note = e.verify(t, m); note != nil {
 		if enc, err = t.at(block.Default); err == nil {
-			err = m.encode(enc)
+			err = m.encode(enc, t)
 		}
 		if err == nil {
 			err = e.verify(t, m)
@@ -158,8 +159,7 @@ func (e *encoders) encodeAt(l block.Level, t *tools, m *memBlock, last bool) (no
 	return nil, nil
 }
 
-// verify decodes m and compares what comes out with what went in, by the
-// hashes that were made of that.
+// verify decodes m and compares what comes out with what went in.
 func (e *encoders) verify(t *tools, m *memBlock) error {
 	if !e.checks {
 		return nil
@@ -168,7 +168,7 @@ func (e *encoders) verify(t *tools, m *memBlock) error {
 	if err != nil {
 		return err
 	}
-	if err := check.Decode(m.parsed, m.body, t.checked); err != nil {
+	if err := check.Check(m.parsed, m.body, m.b, t.checked); err != nil {
 		return fmt.Errorf("%w: %w", errCodec, err)
 	}
 	return nil

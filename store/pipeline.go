@@ -107,13 +107,14 @@ func (w *Writer) hurried() bool {
 	return len(w.queue)+w.a.o.behind >= hurry
 }
 
-// encode compresses m, whose builder no longer changes.
-func (m *memBlock) encode(enc *block.Encoder) error {
-	header, body, err := enc.Encode(m.buf[:0], m.b, block.EncodeOptions{Patch: m.patch})
+// encode compresses m, whose builder no longer changes. The stored form is of t
+// until it is kept.
+func (m *memBlock) encode(enc *block.Encoder, t *tools) error {
+	header, body, err := enc.Encode(t.made[:0], m.b, block.EncodeOptions{Patch: m.patch})
 	if err != nil {
 		return err
 	}
-	m.header, m.body, m.buf = header, body, body
+	m.header, m.body, t.made = header, body, body
 	if m.parsed, err = block.ParseHeader(header); err != nil {
 		return err
 	}
@@ -123,6 +124,14 @@ func (m *memBlock) encode(enc *block.Encoder) error {
 		return true
 	})
 	return nil
+}
+
+// keep copies the stored form, so that it takes no more memory than it has
+// bytes: while it is made it has room for all that might not shrink.
+func (m *memBlock) keep() {
+	n := len(m.body)
+	m.buf = append(append(m.buf[:0], m.body...), m.header...)
+	m.body, m.header = m.buf[:n], m.buf[n:]
 }
 
 // wait waits for the disk, batch by batch in the order of the log, and moves

@@ -14,6 +14,7 @@ type tools struct {
 	by      map[block.Level]*block.Encoder // those that were needed
 	check   *block.Decoder                 // nil until it is needed
 	checked *block.Block
+	made    []byte // a block as it is compressed, before it is kept
 }
 
 // at is the encoder of a level.

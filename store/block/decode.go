@@ -40,6 +40,7 @@ type Decoder struct {
 	runs []RunTimes
 	sum  hash.Hash
 	tmp  [32]byte
+	made *Builder // of Check: what the rows are compared with; else nil
 }
 
 // NewDecoder is a decoder with the given settings.
@@ -472,7 +473,7 @@ func (d *Decoder) finish(h *Header, log *LogInfo, seen tag, b *Block) fault {
 	if d.tmp != h.Facts {
 		return bad("body", "hash of the facts does not match", 0)
 	}
-	if rowsHash(d.sum, &d.tmp, b) != h.Rows {
+	if !d.rowsAre(h, b) {
 		return bad(tagPayload.String(), "hash of the rows does not match", 0)
 	}
 	if log != nil && logHash(d.sum, b.log) != log.Hash {
