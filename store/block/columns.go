@@ -5,7 +5,6 @@ import (
 	"encoding/binary"
 	"math"
 
-	"github.com/klauspost/compress/fse"
 	"github.com/klauspost/compress/huff0"
 	"github.com/klauspost/compress/s2"
 	"github.com/klauspost/compress/zstd"
@@ -44,16 +43,17 @@ const maxScript = 256 << 10
 type columnWriter struct {
 	script, group, coded []byte
 
-	plain bool // all to the group: fast
-	huff  *huff0.Scratch
-	fse   fse.Scratch
-	nlog  []float32 // -log2(i/4096)
-	ctx   []byte
-	buf   []byte
+	plain  bool // all to the group: fast
+	counts [256]uint32
+	huff   huffWriter
+	fse    fseWriter
+	nlog   []float32 // -log2(i/4096)
+	ctx    []byte
+	buf    []byte
 }
 
 func newColumnWriter() *columnWriter {
-	w := &columnWriter{huff: &huff0.Scratch{Reuse: huff0.ReusePolicyNone}, nlog: make([]float32, 4097)}
+	w := &columnWriter{nlog: make([]float32, 4097)}
 	w.nlog[0] = 12
 	for i := 1; i < len(w.nlog); i++ {
 		w.nlog[i] = float32(12 - math.Log2(float64(i)))
@@ -138,9 +138,8 @@ func (w *columnWriter) plane(p []byte) {
 		w.script = append(w.script, modeConst, p[0])
 		return
 	}
-	// The coder is told what was counted here.
-	h := w.fse.Histogram()
-	same := histogram((*[256]uint32)(h), p)
+	h := &w.counts
+	same := histogram(h, p)
 	var most uint32
 	usual, highest := byte(0), 0
 	scale := 4096 / float32(n)
@@ -163,6 +162,7 @@ func (w *columnWriter) plane(p []byte) {
 	}
 	bits := total / float32(n) // a byte
 	repeats := float32(same)*2/float32(n) - iid/float32(n)/float32(n)
+	coded, mode := []byte(nil), byte(modeRaw)
 	switch {
 	case n < leastCoded || n > maxEntropy || repeats > 0.12:
 		w.script = append(w.script, modeGroup)
@@ -170,28 +170,17 @@ func (w *columnWriter) plane(p []byte) {
 		return
 	case bits > 7.9:
 	case bits < 1.3 || n < 256:
-		w.fse.HistogramFinished(uint8(highest), int(most))
-		out, err := fse.Compress(p, &w.fse)
-		if err == nil && len(out) < n {
-			w.script = append(w.script, modeFSE)
-			w.script = binary.AppendUvarint(w.script, uint64(len(out)))
-			w.coded = append(w.coded, out...)
-			return
-		}
+		mode, coded = modeFSE, w.fse.append(w.coded, p, h, highest, usualFSELog)
+	case n < leastHuff4:
+		mode, coded = modeHuff1, w.huff.append(w.coded, p, h, highest, false)
 	default:
-		mode, out, err := byte(modeHuff4), []byte(nil), error(nil)
-		if n < leastHuff4 {
-			mode = modeHuff1
-			out, _, err = huff0.Compress1X(p, w.huff)
-		} else {
-			out, _, err = huff0.Compress4X(p, w.huff)
-		}
-		if err == nil && len(out) < n {
-			w.script = append(w.script, mode)
-			w.script = binary.AppendUvarint(w.script, uint64(len(out)))
-			w.coded = append(w.coded, out...)
-			return
-		}
+		mode, coded = modeHuff4, w.huff.append(w.coded, p, h, highest, true)
+	}
+	if size := len(coded) - len(w.coded); coded != nil && size < n {
+		w.script = append(w.script, mode)
+		w.script = binary.AppendUvarint(w.script, uint64(size))
+		w.coded = coded
+		return
 	}
 	w.script = append(w.script, modeRaw)
 	w.coded = append(w.coded, p...)
