@@ -18,7 +18,7 @@ import (
 // appendFrame appends the frame that a Writer makes.
 func appendFrame(b []byte, dst netip.AddrPort, payload []byte) []byte {
 	var e encoder
-	return append(b, e.frame(dst, payload)...)
+	return e.append(b, dst, len(payload), [][]byte{payload})
 }
 
 func TestLayersThatGopacketMisreads(t *testing.T) {
@@ -125,8 +125,8 @@ func TestWriterPads(t *testing.T) {
 	}
 	// Padding is not left over from a longer frame.
 	var e encoder
-	e.frame(groupA, bytes.Repeat([]byte{0xff}, 100))
-	if f := e.frame(groupA, nil); bytes.Trim(f[42:], "\x00") != nil {
+	b := e.append(nil, groupA, 100, [][]byte{bytes.Repeat([]byte{0xff}, 100)})
+	if f := e.append(b[:0], groupA, 0, nil); bytes.Trim(f[42:], "\x00") != nil {
 		t.Errorf("padding %x", f[42:])
 	}
 }
@@ -157,7 +157,7 @@ func TestWriterKeepsErrors(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		for i := 0; err == nil && i < 100; i++ {
+		for i := 0; err == nil && i < 1000; i++ {
 			err = w.Write(noon, groupA, make([]byte, 1400))
 		}
 		for range 20 {

@@ -1,6 +1,7 @@
 package capfile
 
 import (
+	"bufio"
 	"bytes"
 	"errors"
 	"fmt"
@@ -173,14 +174,56 @@ func TestWriterDoesNotAllocate(t *testing.T) {
 	if raceEnabled {
 		return
 	}
-	w, err := NewWriter(io.Discard, Pcapng)
-	if err != nil {
-		t.Fatal(err)
+	for _, f := range []Format{Pcap, Pcapng} {
+		w, err := NewWriter(io.Discard, f)
+		if err != nil {
+			t.Fatal(err)
+		}
+		p := mold("S", 1, "one", "two")
+		w.Write(noon, groupA, p)
+		if n := testing.AllocsPerRun(10_000, func() { w.Write(noon, groupA, p[:20], p[20:]) }); n != 0 {
+			t.Errorf("format %d: %v allocations a packet", f, n)
+		}
 	}
-	p := mold("S", 1, "one", "two")
-	w.Write(noon, groupA, p)
-	if n := testing.AllocsPerRun(1000, func() { w.Write(noon, groupA, p) }); n != 0 {
-		t.Errorf("%v allocations a packet", n)
+}
+
+// A payload in parts, of any length, makes the same file as the whole; and so do
+// destinations that take turns.
+func TestWriterParts(t *testing.T) {
+	whole := bytes.Repeat([]byte("payload "), 20)
+	for _, f := range []Format{Pcap, Pcapng} {
+		var a, b bytes.Buffer
+		x, err := NewWriter(&a, f)
+		if err != nil {
+			t.Fatal(err)
+		}
+		y, err := NewWriter(bufio.NewWriterSize(&b, 1<<19), f)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for i := range len(whole) {
+			for _, dst := range []netip.AddrPort{groupA, groupB, group6} {
+				err := errors.Join(x.Write(noon, dst, whole[:i]), y.Write(noon, dst, whole[:i/3], nil, whole[i/3:i]))
+				if err != nil {
+					t.Fatal(err)
+				}
+			}
+		}
+		if err := errors.Join(x.Flush(), y.Flush()); err != nil {
+			t.Fatal(err)
+		}
+		if !bytes.Equal(a.Bytes(), b.Bytes()) {
+			t.Errorf("format %d: they differ", f)
+		}
+		all, err := readAll(t, &a)
+		if err != nil || len(all) != 3*len(whole) {
+			t.Fatal(len(all), err)
+		}
+		for i, p := range all {
+			if p.Fault != Whole || p.Dst != []netip.AddrPort{groupA, groupB, group6}[i%3] || !bytes.Equal(p.Payload, whole[:i/3]) {
+				t.Fatalf("%d: %+v", i, p)
+			}
+		}
 	}
 }
 

@@ -166,7 +166,7 @@ func (e *env) export(ctx context.Context, name string, fl exportFlags) error {
 		x.finish = end
 	}
 	stop := e.exportProgress(x)
-	err = x.sink(out, format, v.Groups(), group)
+	err = x.sink(out.Writer, format, v.Groups(), group)
 	if err == nil {
 		err = x.run(ctx, v.Cursor)
 	}
@@ -408,7 +408,7 @@ func (x *exporter) captureSink(w io.Writer, format string, groups []string, grou
 			dst[i] = netip.AddrPortFrom(a.Addr().WithZone(""), a.Port())
 		}
 	}
-	var buf []byte
+	var head []byte
 	var last moldcast.Stamp
 	to := group
 	x.piece = func(p moldcast.Piece) error {
@@ -421,9 +421,8 @@ func (x *exporter) captureSink(w io.Writer, format string, groups []string, grou
 		if line < len(dst) && dst[line].IsValid() {
 			to = dst[line]
 		}
-		buf = moldcast.AppendHeader(buf[:0], x.session, p.First, uint16(p.Msgs.Len()))
-		buf = append(buf, p.Msgs.Framed()...)
-		err := b.Write(p.Time, to, buf)
+		head = moldcast.AppendHeader(head[:0], x.session, p.First, uint16(p.Msgs.Len()))
+		err := b.Write(p.Time, to, head, p.Msgs.Framed())
 		if err != nil {
 			return fmt.Errorf("message %d: %w", p.First, err)
 		}
@@ -432,8 +431,8 @@ func (x *exporter) captureSink(w io.Writer, format string, groups []string, grou
 	}
 	x.end = func() error {
 		if x.finish != 0 && x.sum.Messages > 0 {
-			buf = moldcast.AppendHeader(buf[:0], x.session, x.finish, moldcast.EndCount)
-			if err := b.Write(last, to, buf); err != nil {
+			head = moldcast.AppendHeader(head[:0], x.session, x.finish, moldcast.EndCount)
+			if err := b.Write(last, to, head); err != nil {
 				return fmt.Errorf("end of session: %w", err)
 			}
 		}
