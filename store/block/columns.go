@@ -316,22 +316,19 @@ func (r *columnReader) split(dst, by []byte) (flat bool) {
 	if cap(r.ctx) < len(dst) {
 		r.ctx = make([]byte, len(dst)+len(dst)/2)
 	}
-	in := r.ctx[:len(dst)]
-	lo, hi := 0, len(in)-1
-	for _, v := range by {
-		lo += 1 - (int(v)+255)>>8
-	}
-	if lo == len(dst) {
+	in, by := r.ctx[:len(dst)], by[:len(dst)]
+	zeros := bytes.Count(by, []byte{0})
+	if zeros == len(dst) {
 		return r.plane(dst)
 	}
-	r.plane(in[:lo])
-	r.plane(in[lo:])
-	lo = 0
-	for i, v := range by[:len(dst)] {
-		other := (int(v) + 255) >> 8
-		dst[i] = in[lo+(hi-lo)&-other]
+	r.plane(in[:zeros])
+	r.plane(in[zeros:])
+	lo, left := 0, len(in) // of the first part, where we are; of both
+	for i, v := range by {
+		left--
+		other := (int(v) + 255) >> 8 // 0 or 1
+		dst[i] = in[lo+left&-other]
 		lo += 1 - other
-		hi -= other
 	}
 	return false
 }

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"hash"
+	"math"
 	"slices"
 	"unsafe"
 
@@ -291,7 +292,12 @@ func (d *Decoder) parse(h *Header, t tag, b *Block) (at int, reason string) {
 	case tagBoundaries:
 		readBoundaries(&s, h, b)
 	case tagTimes:
-		readTimes(&s, h, b, 0)
+		if len(b.times) > 0 { // they were made of lags
+			s.at = d.lags.read
+			readHeard(&s, h, b, int64(powerOf10(d.raw[0])))
+		} else {
+			readTimes(&s, h, b, 0)
+		}
 	case tagOrigins:
 		readOrigins(&s, h, b)
 	case tagMarks:
@@ -334,24 +340,33 @@ func readBoundaries(s *scanner, h *Header, b *Block) {
 	}
 }
 
-// readTimes reads the section; the first time counts from prev.
-func readTimes(s *scanner, h *Header, b *Block, prev moldcast.Stamp) {
-	var ns int64
-	exp := s.byte()
+// knownUnit reports whether stamps may be counts of so many ns.
+func knownUnit(ns uint64) bool {
 	for _, u := range units {
-		if u.exp == exp {
-			ns = int64(u.ns)
+		if uint64(u.ns) == ns {
+			return true
 		}
 	}
-	if ns == 0 {
+	return false
+}
+
+// stampBounds are the least and the greatest stamp, in units of so many ns.
+func stampBounds(ns int64) (lo, hi int64) {
+	if ns == 1 {
+		return math.MinInt64, math.MaxInt64
+	}
+	return -math.MaxInt64 / ns, math.MaxInt64 / ns
+}
+
+// readTimes reads the section; the first time counts from prev.
+func readTimes(s *scanner, h *Header, b *Block, prev moldcast.Stamp) {
+	exp := s.byte()
+	if exp > 9 || !knownUnit(powerOf10(exp)) {
 		s.fail("unit of the times is not known")
 		return
 	}
-	const top = 1<<63 - 1
-	lo, hi := -top/ns, top/ns
-	if ns == 1 {
-		lo = -top - 1
-	}
+	ns := int64(powerOf10(exp))
+	lo, hi := stampBounds(ns)
 	b.times = slices.Grow(b.times, h.Packets)
 	t := int64(prev) / ns
 	for range h.Packets {
@@ -364,6 +379,12 @@ func readTimes(s *scanner, h *Header, b *Block, prev moldcast.Stamp) {
 		}
 		b.times = append(b.times, moldcast.Stamp(t*ns))
 	}
+	readHeard(s, h, b, ns)
+}
+
+// readHeard reads the end of the section, of counts of ns.
+func readHeard(s *scanner, h *Header, b *Block, ns int64) {
+	lo, hi := stampBounds(ns)
 	n := s.uvarint()
 	if n > uint64(h.Packets) {
 		s.fail("more heard stamps than pieces")

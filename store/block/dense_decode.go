@@ -142,8 +142,31 @@ func (c *joiner) place(rows []byte) bool {
 	return at == len(rows)
 }
 
+// slots are those of a table, in a form for recall.
+type slots struct {
+	at             []uint32
+	key, slot, tag uint8 // shifts: of the bytes read to the key; of its product to slot and tag
+}
+
+// load is the key at p. It is read as wide as it is: a part of it may have been
+// written a moment ago.
+func (t *slots) load(p *[8]byte) uint64 {
+	switch t.key {
+	case 64 - 8*2:
+		return uint64(binary.BigEndian.Uint16(p[:]))
+	case 64 - 8*4:
+		return uint64(binary.BigEndian.Uint32(p[:]))
+	}
+	return binary.BigEndian.Uint64(p[:]) >> (t.key & 63)
+}
+
 // recall makes values of differences to other messages.
 func (c *joiner) recall(rows []byte) {
+	var tables [maxTables]slots
+	for i := range c.tables {
+		t := &c.tables[i]
+		tables[i] = slots{t.slots, 64 - 8*t.width, 64 - t.bits, 64 - t.bits - tagBits}
+	}
 	wide := rows[:cap(rows)]
 	at, before := 0, -1
 	for _, id := range c.ids {
@@ -161,7 +184,13 @@ func (c *joiner) recall(rows []byte) {
 				from := before
 				switch m.kind {
 				case stepLookup:
-					found = c.tables[m.arg].find(binary.BigEndian.Uint64(wide[at+int(m.at):]) >> (m.shift & 63))
+					t := &tables[m.arg%maxTables]
+					h := t.load((*[8]byte)(wide[at+int(m.at):])) * hashMult
+					v := t.at[h>>(t.slot&63)]
+					found = int(v & (1<<rowBits - 1))
+					if v>>rowBits != uint32(h>>(t.tag&63))&(1<<tagBits-1) || v == 0 {
+						found = -1
+					}
 					continue
 				case stepShape:
 					from = c.shapes[m.arg].last
@@ -174,8 +203,9 @@ func (c *joiner) recall(rows []byte) {
 				m.join(wide, at, from)
 			}
 			for _, f := range x.feeds {
-				t := &c.tables[f.table]
-				t.put(load(wide, at+int(f.at), int(t.width), false), at)
+				t := &tables[f.table%maxTables]
+				h := t.load((*[8]byte)(wide[at+int(f.at):])) * hashMult
+				t.at[h>>(t.slot&63)] = uint32(h>>(t.tag&63))<<rowBits | uint32(at)
 			}
 		}
 		x.last = at

@@ -89,7 +89,11 @@ func (r *fseReader) decode(dst, in []byte) (n int) {
 		}
 		left = 8*end - int(skip)
 	}
+	whole := false // c holds all that is left
 	for ; i+2 <= len(dst); i++ {
+		if !whole {
+			c, whole = topBits(in, left), left <= 64
+		}
 		e := t[a%(1<<maxFSELog)]
 		dst[i] = byte(e >> 8)
 		n := int(e & 63)
@@ -100,7 +104,8 @@ func (r *fseReader) decode(dst, in []byte) (n int) {
 		if left -= n; left < 0 {
 			return -1
 		}
-		a, b = b, e>>16+uint32(topBits(in, left+n)>>1>>(^e&63))
+		a, b = b, e>>16+uint32(c>>1>>(^e&63))
+		c <<= e & 63
 	}
 	return -1
 }
@@ -183,7 +188,7 @@ func (r *fseReader) table(in []byte) (used int, log uint) {
 	at = 0
 	for s, n := range r.norm[:symbols] {
 		for ; n > 0; n-- {
-			r.spread[at] = byte(s)
+			r.spread[at&(1<<maxFSELog-1)] = byte(s)
 			for at = (at + step) & mask; at >= high; at = (at + step) & mask {
 			}
 		}

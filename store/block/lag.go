@@ -207,10 +207,13 @@ type lagReader struct {
 	lags   []uint64
 	plane  []byte
 	tail   []byte
+	scale  []uint64 // of each clock: what its counts are multiplied by
+	read   int      // bytes of the raw form that are in the times of the block already
 }
 
 // decode appends the raw form of the times of b, whose rows and boundaries
-// are read, to dst. It answers with what is wrong.
+// are read, to dst, and the times to those of b, unless they are none that it can
+// have: who reads the raw form then says so. It answers with what is wrong.
 func (l *lagReader) decode(dst, stored []byte, limit int, b *Block, z *zstd.Decoder) (raw []byte, reason string) {
 	n := len(b.ords)
 	if n == 0 {
@@ -256,6 +259,7 @@ func (l *lagReader) decode(dst, stored []byte, limit int, b *Block, z *zstd.Deco
 	if raw, reason = l.join(append(dst, exp), powerOf10(exp), b); reason != "" {
 		return nil, reason
 	}
+	l.read = len(raw)
 	return append(raw, l.tail...), ""
 }
 
@@ -275,6 +279,13 @@ func (l *lagReader) join(raw []byte, unit uint64, b *Block) ([]byte, string) {
 			l.of[l.clocks[i].shape] = 0
 		}
 	}()
+	l.scale = l.scale[:0]
+	for i := range l.clocks {
+		l.scale = append(l.scale, powerOf10(l.clocks[i].exp))
+	}
+	lo, hi := stampBounds(int64(unit))
+	fits := knownUnit(unit)
+	b.times = slices.Grow(b.times, len(l.lags))
 	var st lagState
 	at, k, before := 0, 0, int64(0)
 	for i, d := range l.lags {
@@ -295,13 +306,22 @@ func (l *lagReader) join(raw []byte, unit uint64, b *Block) ([]byte, string) {
 			}
 			if m := b.rows[last+2 : at]; len(m) > 0 && len(m) <= maxRow {
 				if id := l.of[len(m)<<8|int(m[0])]; id > 0 {
-					st.feed = l.clocks[id-1].read(m, unit)
+					c := &l.clocks[id-1]
+					st.feed = load(m, int(c.at), int(c.n), c.little) * l.scale[id-1]
+					if unit > 1 {
+						st.feed /= unit
+					}
 				}
 			}
 		}
 		t := st.next(int64(unfold(d)), len(l.clocks) > 0, true)
 		raw = binary.AppendVarint(raw, t-before)
 		before = t
+		fits = fits && t >= lo && t <= hi
+		b.times = append(b.times, moldcast.Stamp(t*int64(unit)))
+	}
+	if !fits {
+		b.times = b.times[:0]
 	}
 	return raw, ""
 }
