@@ -1,6 +1,9 @@
 package block
 
-import "math"
+import (
+	"math"
+	"math/bits"
+)
 
 // columns makes payloads in columns, where those are smaller than rows.
 type columns struct {
@@ -24,7 +27,7 @@ type History struct {
 	fresh bool // the plans have not been used
 
 	ratio, tried float64 // stored bytes a raw one of rows, and of columns, when rows were last tried
-	sample       float64 // … and of a sample of the rows
+	sample       float64 // … and of a sample of the rows; 0: unknown
 	mix          mix     // of the messages then
 	blocks       int     // since then
 	best         float64 // the least stored bytes a raw one by these plans
@@ -48,7 +51,7 @@ const (
 	mixChange   = 0.3
 	sampleRaw   = 16 << 10
 	sampleBelow = 0.7 // is tryBelow, by what a sample says
-	likeness    = 1.6 // … of what takes at most so many times as much, or as little
+	likeness    = 3   // … of what takes at most so many times as much, or as little
 
 	// LeastLearn is the fewest bytes of rows that teach anything.
 	LeastLearn = 16 << 10
@@ -144,8 +147,11 @@ func (e *Encoder) payload(dst []byte, b *Block) []byte {
 	try := c.level != Hasty && e.tryRows(stored, b.rows)
 	dst = e.leastSection(dst, at, tagPayload, codec, b.rows, try, &c.rows)
 	if try && raw > smallRaw {
-		c.blocks, c.ratio, c.tried = 0, float64(len(c.zipped))/float64(raw), float64(stored)/float64(raw)
-		c.History.sample, c.mix = e.sample(b.rows), c.split.mix()
+		zipped := len(c.zipped)
+		c.blocks, c.ratio, c.tried = 0, float64(zipped)/float64(raw), float64(stored)/float64(raw)
+		if c.mix, c.History.sample = c.split.mix(), 0; float64(stored) <= tryBelow*float64(zipped) {
+			c.History.sample = e.sample(b.rows)
+		}
 	}
 	return dst
 }
@@ -157,32 +163,33 @@ func (e *Encoder) tryRows(stored int, rows []byte) bool {
 	h.blocks++
 	raw := float64(len(rows))
 	now := float64(stored) / raw
-	if len(rows) <= smallRaw || h.ratio == 0 || h.blocks >= tryEvery || now > tryBelow*h.ratio {
+	if len(rows) <= smallRaw || h.ratio == 0 || h.blocks >= tryEvery || e.col.split.mix().differs(h.mix) {
 		return true
 	}
-	switch change := now / h.tried; {
-	case change < 1/likeness || change > likeness, e.col.split.mix().differs(h.mix):
-		return true
-	case math.Abs(change-1) <= tryChange:
-		return false
+	change := now / h.tried
+	if math.Abs(change-1) <= tryChange {
+		return now > tryBelow*h.ratio
 	}
 	// What suddenly takes more, or less, may be something else: a sample says what
 	// rows would take.
+	if h.sample == 0 || change < 1/likeness || change > likeness {
+		return true
+	}
 	like := e.sample(rows) / h.sample
 	return like < 1/likeness || like > likeness || now > sampleBelow*h.ratio*like
 }
 
-// mix is how many bytes of messages there are, of all: of no shape, then of the
-// shapes, a few of which share a place.
+// mix is how many bytes of messages there are, of all: of each shape, and of none by
+// how long those are on average. Several share a place.
 type mix [16]float32
 
 func (c *splitter) mix() (m mix) {
-	m[0] = float32(c.text)
-	all := m[0]
+	all := float32(c.text)
+	m[bits.Len(uint(c.text/max(c.others, 1)))%len(m)] = all
 	for i := range c.shapes {
 		s := c.shapes[i].shape
 		n := float32(c.shapes[i].rows * s.width())
-		m[1+(s*0x9E37>>8)%15] += n
+		m[int(s*0x9E37>>8)%len(m)] += n
 		all += n
 	}
 	for i := range m {
