@@ -1,39 +1,35 @@
 package block
 
 import (
-	"math/rand/v2"
+	"encoding/binary"
 	"slices"
 	"testing"
-
-	"github.com/moldtape/moldtape/moldcast"
 )
 
-// Plans know clocks of messages that are not in a block: its times are as they
-// are without, whatever a mean of them would foretell.
-func TestClocksOfOtherMessages(t *testing.T) {
-	e, d := mustEncoder(t, EncoderOptions{Level: Dense}), mustDecoder(t, DecoderOptions{Verify: true})
-	other := NewBuilder(testSession)
-	rnd := rand.New(rand.NewPCG(1, 2))
-	for q := moldcast.Seq(1); q <= 200; q++ {
-		// About one time: the mean of all is nearer than the one before.
-		at := moldcast.Stamp(1_700_000_000_000_000_000 + rnd.Int64N(1<<20))
-		m := moldcast.AppendMessage(nil, []byte{'?', byte(q)})
-		if err := other.Append(moldcast.Piece{First: q, Msgs: moldcast.MessagesOf(m, 1), Time: at, Heard: at}); err != nil {
-			t.Fatal(err)
+// Times made of lags are those of the raw form; where those are beyond a stamp,
+// there are none, and who reads that form says so.
+func TestLagBounds(t *testing.T) {
+	for _, exp := range []uint8{0, 1, 3, 9} {
+		lo, hi := stampBounds(int64(powerOf10(exp)))
+		for _, at := range []int64{0, -7, lo, hi, lo - 1, hi + 1} {
+			stored := binary.AppendVarint([]byte{0, exp}, at)
+			stored = append(stored, 0, 1)                // no width, one byte behind the times
+			stored = append(stored, 0, 2, 0, 2, 0, 0, 0) // a plane: that is 0
+			b := &Block{ords: []uint32{0}}
+			var l lagReader
+			raw, reason := l.decode(nil, stored, 100, b, nil)
+			if reason != "" {
+				t.Fatal(reason)
+			}
+			var want Block
+			s := scanner{b: raw}
+			readTimes(&s, &Header{Packets: 1}, &want, 0)
+			if s.reason != "" {
+				want.times = nil
+			}
+			if !slices.Equal(b.times, want.times) || len(b.times) > 0 && l.read != len(raw)-1 {
+				t.Errorf("%d times 10^%d: %v, want %v", at, exp, b.times, want.times)
+			}
 		}
-	}
-	b := new(Block)
-	if err := other.Freeze(b); err != nil {
-		t.Fatal(err)
-	}
-	p := &Plans{at: map[shapeOf]int{}, clocks: []clock{{shape: shapeOf(36<<8 | 'A'), at: 5, n: 6}}}
-	e.UsePlans(p)
-	h, body := encodeBlock(t, e, b)
-	var got Block
-	if err := d.Decode(h, body, &got); err != nil {
-		t.Fatal(err)
-	}
-	if !slices.Equal(got.times, b.times) {
-		t.Fatal("other times")
 	}
 }

@@ -87,3 +87,14 @@ func TestMovesJoin(t *testing.T) {
 		t.Errorf("of 35 bytes, one of which may be missing, there are %d moves", len(m))
 	}
 }
+
+// Keys of all widths are what load says.
+func TestSlotsLoad(t *testing.T) {
+	p := [8]byte{0xF1, 0x82, 0x73, 0x64, 0x55, 0x46, 0x37, 0x28}
+	for width := 1; width <= 8; width++ {
+		s := slots{key: uint8(64 - 8*width)}
+		if got, want := s.load(&p), load(p[:], 0, width, false); got != want {
+			t.Errorf("%d bytes: %x, want %x", width, got, want)
+		}
+	}
+}
