@@ -445,7 +445,7 @@ func (c *Channel) release(s *arbiter.Session) {
 		return
 	}
 	s.Ref = nil
-	c.record(s, x)
+	c.record(s, x, true)
 	st := sessionStatus(s, x)
 	c.closing.Go(func() {
 		x.reads.Wait()

@@ -309,14 +309,19 @@ func TestMeasuredIsRecorded(t *testing.T) {
 	if b := p.sink.takes[0].stats; b != nil {
 		t.Fatalf("nothing came, recorded %s", b)
 	}
-	p.offer(1, moldcast.Range{First: 5, Next: 10})
+	p.offer(1, moldcast.Range{First: 7, Next: 10})
 	p.recordDue(p.clock.now + recordEvery + 1)
 	if b := p.sink.takes[0].stats; b != nil {
 		t.Fatalf("too early: %s", b)
 	}
+	p.recordDue(p.clock.now + 3*recordEvery)
+	if l := stats().Lines; l[1].Missing != 2 || l[1].Lost != 0 {
+		t.Fatalf("%+v", l)
+	}
+	// What a line went past a moment before the end never comes.
 	p.release(p.arb.Sessions()[0])
 	p.closing.Wait()
-	if l := stats().Lines; l[1].Messages != 9 || p.sink.takes[0].closed != 1 {
+	if l := stats().Lines; l[1].Messages != 7 || l[1].Missing != 0 || l[1].Lost != 2 || p.sink.takes[0].closed != 1 {
 		t.Fatalf("%+v", l)
 	}
 }

@@ -275,15 +275,16 @@ type CaptureStats struct {
 // capture that is killed loses no more of it.
 const recordEvery = moldcast.Instant(time.Minute)
 
-// record puts on record what was measured of s, unless nothing came since.
-func (c *Channel) record(s *arbiter.Session, x *session) {
+// record puts on record what was measured of s, unless nothing came since; over
+// says that it is closed.
+func (c *Channel) record(s *arbiter.Session, x *session, over bool) {
 	now := c.clock.Now()
-	st := s.LineStats(now)
+	st := s.LineStats(now, over)
 	var packets uint64
 	for i := range st.Lines {
 		packets += st.Lines[i].Packets
 	}
-	if packets == x.recorded {
+	if packets == x.recorded && !over {
 		return
 	}
 	x.recorded = packets
@@ -302,7 +303,7 @@ func (c *Channel) recordDue(now moldcast.Instant) {
 	c.nextRecord = now + recordEvery
 	for _, s := range c.arb.Sessions() {
 		if x, ok := s.Ref.(*session); ok {
-			c.record(s, x)
+			c.record(s, x, false)
 		}
 	}
 }

@@ -54,7 +54,7 @@ func (c Codec) level(waiting int) block.Level {
 }
 
 // hasty reports whether blocks of a codec are to be made dense when their
-// segment is sealed.
+// segment is sealed: those of before anything was learned too.
 func (c Codec) hasty(of block.Codec) bool {
-	return c == CodecAuto && (of == block.PlanesZstd || of == block.PlanesS2)
+	return (c == CodecAuto || c == CodecDense) && (of == block.PlanesZstd || of == block.PlanesS2)
 }

@@ -154,7 +154,7 @@ func (e *encoders) encodeAt(l block.Level, t *tools, m *memBlock, last bool) (no
 	}
 	e.seen += m.parsed.RawLen
 	if wants := l == block.Dense && (past.WantsPlans() || e.unsure); wants && !last && !e.learns && e.seen >= learnedAfter {
-		e.learner.later(e.plans, m.b)
+		e.learner.later(e.plans, m.b, e.codec == CodecDense)
 	}
 	return nil, nil
 }

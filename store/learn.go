@@ -151,8 +151,9 @@ func (l *learner) learn(enc *block.Encoder, past *block.History, b *block.Block)
 }
 
 // later has another goroutine learn for p of what b holds, unless one does, or
-// rests. It ends, and rests longer, where there is no time to spare.
-func (l *learner) later(p *plans, b *block.Builder) {
+// rests. Unless it has to be, it ends, and rests longer, where there is no time
+// to spare.
+func (l *learner) later(p *plans, b *block.Builder, has bool) {
 	if !l.turn.TryLock() {
 		return
 	}
@@ -178,7 +179,7 @@ func (l *learner) later(p *plans, b *block.Builder) {
 		defer watch.stop()
 		busy := false
 		found := l.now(func() bool {
-			busy = busy || l.busyNow(watch)
+			busy = busy || !has && l.busyNow(watch)
 			return busy || l.stop.Load()
 		}, enc, old, l.work)
 		switch {

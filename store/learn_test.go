@@ -81,7 +81,7 @@ func TestLearnKeeps(t *testing.T) {
 	}
 	old := e.plans.newest.Load()
 	e.learner.rest = e.learner.rest.AddDate(-1, 0, 0)
-	e.learner.later(e.plans, bookBlock(t, 2).b)
+	e.learner.later(e.plans, bookBlock(t, 2).b, false)
 	e.learner.running.Wait()
 	if e.plans.newest.Load() != old || !e.plans.kept.Load() || len(e.learner.known) != 1 {
 		t.Errorf("learned of the same messages once more, %d plans are known", len(e.learner.known))

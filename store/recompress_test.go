@@ -93,7 +93,7 @@ func TestHastyDue(t *testing.T) {
 		want   bool
 	}{
 		{CodecAuto, []blockRef{{codec: block.PlanesS2, raw: size, stored: 500}}, true},
-		{CodecDense, []blockRef{{codec: block.PlanesS2, raw: size, stored: 500}}, false},
+		{CodecDense, []blockRef{{codec: block.PlanesS2, raw: size, stored: 500}}, true},
 		{CodecFast, []blockRef{{codec: block.PlanesS2, raw: size, stored: 500}}, false},
 		{CodecAuto, []blockRef{{codec: block.PlanesZstd, raw: size - 1, stored: 500}}, false},
 		{CodecAuto, []blockRef{{codec: block.PlanesZstd, raw: size, stored: 950}}, false},

@@ -116,11 +116,12 @@ func TestLearnsWithTimeToSpare(t *testing.T) {
 	l := newLearner(64 << 10)
 	defer l.close()
 	var p plans
+	has := false
 	learn := func(busy bool) (rest time.Duration) {
 		l.rest = time.Time{}
 		l.busyNow = func(*stopwatch) bool { return busy }
 		begun := time.Now()
-		l.later(&p, bookBlock(t, 1).b)
+		l.later(&p, bookBlock(t, 1).b, has)
 		l.running.Wait()
 		return l.rest.Sub(begun)
 	}
@@ -134,5 +135,11 @@ func TestLearnsWithTimeToSpare(t *testing.T) {
 	}
 	if learn(false); p.newest.Load() == nil || l.busy != 0 {
 		t.Errorf("with time to spare: learned %v, busy %v", p.newest.Load() != nil, l.busy)
+	}
+	l.known = nil
+	p.newest.Store(nil)
+	has = true // where all blocks are to be dense, it is not asked whether there is time
+	if learn(true); p.newest.Load() == nil {
+		t.Error("nothing is learned for blocks that have to be dense")
 	}
 }

@@ -257,13 +257,14 @@ func (s *Session) race(stamp moldcast.Stamp, line int, next moldcast.Seq) {
 	later.Skew.Add(int64(d))
 }
 
-// line adds what line i brought by now.
-func (s *Session) line(now moldcast.Instant, i int, to *LineStats) {
+// line adds what line i brought by now; over: nothing comes any more, so that
+// what it went past is lost.
+func (s *Session) line(now moldcast.Instant, i int, over bool, to *LineStats) {
 	l := &s.lines[i]
 	to.Merge(&l.LineStats)
 	lost := l.expired(now)
 	for i, p := range l.passed {
-		if i < lost {
+		if over || i < lost {
 			to.Lost += p.Len()
 		} else {
 			to.Missing += p.Len()
@@ -282,18 +283,19 @@ type SessionStats struct {
 }
 
 // addStats adds those of s to st.
-func (s *Session) addStats(now moldcast.Instant, st *SessionStats) {
+func (s *Session) addStats(now moldcast.Instant, over bool, st *SessionStats) {
 	for i := range s.lines {
-		s.line(now, i, &st.Lines[i])
+		s.line(now, i, over, &st.Lines[i])
 	}
 	st.Wait.Merge(&s.waited)
 	st.Repair.Merge(s.m.RepairTime())
 }
 
-// LineStats is a copy of what is measured of s by now.
-func (s *Session) LineStats(now moldcast.Instant) *SessionStats {
+// LineStats is a copy of what is measured of s by now. over says that nothing
+// of it comes any more: then nothing is Missing, but Lost.
+func (s *Session) LineStats(now moldcast.Instant, over bool) *SessionStats {
 	st := &SessionStats{Lines: make([]LineStats, len(s.lines))}
-	s.addStats(now, st)
+	s.addStats(now, over, st)
 	return st
 }
 
@@ -301,7 +303,7 @@ func (s *Session) LineStats(now moldcast.Instant) *SessionStats {
 func (a *Arbiter) LineStats(now moldcast.Instant) *SessionStats {
 	st := &SessionStats{Lines: slices.Clone(a.gone.Lines), Wait: a.gone.Wait, Repair: a.gone.Repair}
 	for _, s := range a.order {
-		s.addStats(now, st)
+		s.addStats(now, false, st)
 	}
 	return st
 }
@@ -322,5 +324,5 @@ func (a *Arbiter) Heard(line int) (now moldcast.Instant, stamp moldcast.Stamp, e
 // fold takes up what a session counted that ends.
 func (a *Arbiter) fold(now moldcast.Instant, s *Session) {
 	a.c.addGaps(s.m.Stats())
-	s.addStats(now, &a.gone)
+	s.addStats(now, true, &a.gone)
 }

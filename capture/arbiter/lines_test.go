@@ -70,7 +70,7 @@ func TestLineLoss(t *testing.T) {
 			}
 			s.account(now, epoch, 0, p)
 			var st LineStats
-			s.line(now, 0, &st)
+			s.line(now, 0, false, &st)
 			if st.Messages != messages || st.Repeated != repeated || st.Lost != lost || st.Missing != uint64(len(passed)) || st.Disorder.Count() != late {
 				t.Fatalf("after %v: %d messages, %d repeated, %d lost, %d missing, %d late; want %d %d %d %d %d; %v",
 					r, st.Messages, st.Repeated, st.Lost, st.Missing, st.Disorder.Count(), messages, repeated, lost, len(passed), late, l.passed)
@@ -95,9 +95,13 @@ func TestLineTableIsBounded(t *testing.T) {
 		}
 	}
 	var st LineStats
-	s.line(0, 0, &st)
+	s.line(0, 0, false, &st)
 	if st.Lost+st.Missing != packets-1 || st.Missing > maxPassed || st.Missing < maxPassed/2 {
 		t.Fatalf("%d lost, %d missing", st.Lost, st.Missing)
+	}
+	st = LineStats{}
+	if s.line(0, 0, true, &st); st.Lost != packets-1 || st.Missing != 0 {
+		t.Fatalf("when nothing comes any more: %d lost, %d missing", st.Lost, st.Missing)
 	}
 }
 
