@@ -425,6 +425,9 @@ func (m *Machine) scan(now moldcast.Instant) {
 			m.lose(now, hole)
 			r.First = hole.Next
 		}
+		if !r.Empty() {
+			r.Next = ^moldcast.Seq(0) // nothing else brings what is missing above either: it waits for its turn
+		}
 	}
 	m.r.Reserve(now, r)
 }

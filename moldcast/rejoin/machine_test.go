@@ -65,6 +65,26 @@ func TestCases(t *testing.T) {
 				t.Errorf("lost %v", w.lost)
 			}
 		}},
+		{"gaps above one that the server waits for, longer than a gap may take", setup{}, func(t *testing.T, w *world) {
+			w.run(50 * time.Millisecond)
+			at := w.next
+			w.up[0].gaps.Add(rng{First: at + 10, Next: at + 20})
+			for range 3 {
+				w.mute = true
+				w.run(100 * time.Millisecond)
+				w.mute = false
+				w.run(500 * time.Millisecond)
+			}
+			w.run(15 * time.Second)
+			if w.at > at+10 {
+				t.Fatalf("delivered up to %d", w.at)
+			}
+			w.up[0].gaps.Clear()
+			w.until(10*time.Second, "live", w.live)
+			if len(w.lost) > 0 {
+				t.Errorf("lost %v", w.lost)
+			}
+		}},
 		{"late join from a sequence", setup{from: 30_000, next: 50_000}, func(t *testing.T, w *world) {
 			w.until(5*time.Second, "live", w.live)
 			if w.up[0].logins[1] != 30_000 {
