@@ -110,10 +110,10 @@ func TestHastyDue(t *testing.T) {
 	}
 }
 
-// The default is fast, and a codec that is not known is no option.
+// The default is auto, and a codec that is not known is no option.
 func TestCodecOption(t *testing.T) {
 	o := DefaultOptions()
-	if o.Codec != CodecFast || o.Validate() != nil {
+	if o.Codec != CodecAuto || o.Validate() != nil {
 		t.Errorf("default codec %v, %v", o.Codec, o.Validate())
 	}
 	if o.Codec = 9; o.Validate() == nil || errors.Is(o.Validate(), errCodec) {
