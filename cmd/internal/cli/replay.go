@@ -225,7 +225,7 @@ func (f *replayFlags) targets(n int) (byPlace []netip.AddrPort, byChannel map[st
 	case len(f.groups) > 0 && len(f.maps) > 0:
 		return nil, nil, usagef("--group and --map are two ways to say where to: give one of them")
 	case len(f.groups) == 0 && len(f.maps) == 0:
-		return nil, nil, usagef("--group is required: a multicast group, like 239.255.0.1:26400")
+		return nil, nil, usagef("--group is required: a multicast group, like 239.255.0.1:26400; or --map CHANNEL=G:P for each channel")
 	}
 	if byPlace, err = forEach("--group", f.groups, n); err != nil {
 		return nil, nil, err
@@ -363,6 +363,9 @@ func (e *env) replay(c *cobra.Command, args []string, f *replayFlags) (err error
 	if err := apart(streams, f); err != nil {
 		return err
 	}
+	if idle := idleBetween(streams); idle >= idleSaid && cfg.Pace.MaxIdle == 0 && !cfg.Pace.Max && cfg.Pace.Rate == 0 {
+		e.log.Warn("the sessions lie apart: nothing is sent between them for long; --max-idle cuts that", "between_them", idle.Round(time.Second))
+	}
 	if err := f.stress.apply(c.Context(), e, streams, &cfg); err != nil {
 		return err
 	}
@@ -408,6 +411,29 @@ func (e *env) replay(c *cobra.Command, args []string, f *replayFlags) (err error
 	return e.play(c.Context(), player, cfg, streams, missing, f, listen, func(rep *replay.Report, ended error) error {
 		return page.write(streams, f.how(&cfg, rep.TX, ended), rep)
 	})
+}
+
+// idleSaid is how long nothing of several sessions has to be recorded, between
+// them, for that to be said.
+const idleSaid = time.Hour
+
+// idleBetween is the longest time in the recordings between two sessions.
+func idleBetween(streams []*replayStream) (idle time.Duration) {
+	type span struct{ from, to time.Time }
+	var spans []span
+	for _, s := range streams {
+		if info := s.view.Info(); info.FirstTime != nil && info.LastTime != nil {
+			spans = append(spans, span{*info.FirstTime, *info.LastTime})
+		}
+	}
+	slices.SortFunc(spans, func(a, b span) int { return a.from.Compare(b.from) })
+	for i := 1; i < len(spans); i++ {
+		idle = max(idle, spans[i].from.Sub(spans[i-1].to))
+		if spans[i].to.Before(spans[i-1].to) {
+			spans[i].to = spans[i-1].to
+		}
+	}
+	return idle
 }
 
 // replayRange finds what of a session is asked for; none says that it is
