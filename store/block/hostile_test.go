@@ -539,7 +539,7 @@ func TestHostileForms(t *testing.T) {
 		}
 		var h Header
 		var err error
-		if took, ok := count.within(4<<10+16*len(header), func() { h, err = ParseHeader(header) }); !ok {
+		if took, ok := count.within(8<<10+16*len(header), func() { h, err = ParseHeader(header) }); !ok {
 			t.Fatalf("%d: a header of %d bytes takes %d", i, len(header), took)
 		}
 		if err != nil {
