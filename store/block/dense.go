@@ -103,9 +103,9 @@ func (c *splitter) split(rows []byte, messages int, plans *Plans, plain bool) {
 }
 
 // grow makes b n long; what it holds is of no use.
-func grow(b []byte, n int) []byte {
+func grow[T any](b []T, n int) []T {
 	if cap(b) < n {
-		return make([]byte, n, n+n/4)
+		return make([]T, n, n+n/4)
 	}
 	return b[:n]
 }

@@ -34,7 +34,7 @@ func (c *splitter) trace() {
 	}
 	for i := range c.shapes {
 		x, t := &c.shapes[i], &c.tracks[i]
-		t.at = growStarts(t.at, x.rows)
+		t.at = grow(t.at, x.rows)
 		t.feeds, t.n, t.last = x.feeds, 0, -1
 		t.sources = t.sources[:0]
 		found := uint8(0)
@@ -74,16 +74,8 @@ func (t *track) add(s partSource, rows int) {
 	} else {
 		t.sources = append(t.sources, partSource{})
 	}
-	s.from = growStarts(s.from, rows)
+	s.from = grow(s.from, rows)
 	t.sources[n] = s
-}
-
-// growStarts is grow of starts of messages.
-func growStarts(b []int32, n int) []int32 {
-	if cap(b) < n {
-		return make([]int32, n, n+n/4)
-	}
-	return b[:n]
 }
 
 // find fills tracks, and the shapes of all messages. rows has room for
@@ -153,7 +145,7 @@ func (c *splitter) foretell(rows []byte) {
 			}
 			from := t.sources[m.source].from
 			if !m.sure {
-				c.sure = reaching(growStarts(c.sure, x.rows), from, rows, m)
+				c.sure = reaching(grow(c.sure, x.rows), from, rows, m)
 				from = c.sure
 			}
 			m.differ(x.mat, wide, w, from)
