@@ -50,10 +50,14 @@ func (s *stopwatch) stop() { runtime.UnlockOSThread() }
 func (s *stopwatch) begin() { s.begun, s.used = time.Now(), threadTime() }
 
 // spare reports whether there is time to spare, by what passed since the
-// watch began: true where that is too little to tell.
-func (s *stopwatch) spare() bool {
-	took := time.Since(s.begun)
-	return took < spareLook || float64(threadTime()-s.used) >= spareShare*float64(took)
+// watch began.
+func (s *stopwatch) spare() bool { return s.spareAt(time.Now(), threadTime()) }
+
+// spareAt is spare at a time, when the thread has used so much of a processor:
+// true where what passed is too little to tell.
+func (s *stopwatch) spareAt(now time.Time, used time.Duration) bool {
+	took := now.Sub(s.begun)
+	return took < spareLook || float64(used-s.used) >= spareShare*float64(took)
 }
 
 // threadTime is the processor time of this thread; that of clock_gettime(2).

@@ -8,33 +8,70 @@ import (
 	"github.com/moldtape/moldtape/store/block"
 )
 
-// Who computes alone has a processor for all of the time; who waits has not.
+// Who has a processor for most of the time that it computes leaves others what
+// they want; where too little passed to tell, nothing says otherwise.
+func TestSpareAt(t *testing.T) {
+	const look, begun, before = spareLook, time.Hour, 7 * time.Second
+	w := stopwatch{begun: time.Time{}.Add(begun), used: before}
+	for _, c := range []struct {
+		took, used time.Duration
+		want       bool
+	}{
+		{0, 0, true},
+		{look - 1, 0, true},
+		{look, 0, false},
+		{look, look*3/4 - 1, false},
+		{look, look * 3 / 4, true},
+		{look, look, true},
+		{look, look + 1, true}, // two clocks
+		{3 * time.Second, 0, false},
+		{3 * time.Second, look, false}, // of which most went by at once
+		{3 * time.Second, 3 * time.Second, true},
+		{time.Hour, 44 * time.Minute, false},
+		{time.Hour, 46 * time.Minute, true},
+	} {
+		if got := w.spareAt(w.begun.Add(c.took), before+c.used); got != c.want {
+			t.Errorf("a processor for %v of %v: spare %v", c.used, c.took, got)
+		}
+	}
+}
+
+// The watch measures this thread alone, from its begin on. Others run here too,
+// and all stands still now and then: once without that is enough.
 func TestStopwatch(t *testing.T) {
+	compute := func(w *stopwatch) time.Duration {
+		for threadTime()-w.used < 2*spareLook { // however long that takes
+		}
+		return threadTime() - w.used
+	}
 	w := startWatch()
 	defer w.stop()
-	if !w.spare() {
-		t.Error("no time to spare, before anything is known")
-	}
-	time.Sleep(20 * time.Millisecond) // as if others had the processor
-	if w.spare() {
-		t.Error("time to spare where there was no processor")
-	}
-	w.begin()
-	if !w.spare() {
+	compute(w)
+	begun, used := time.Now(), threadTime()
+	if w.begin(); w.begun.Before(begun) || w.used < used {
 		t.Error("what was before counts")
 	}
-	// Others run here too: a moment in which none does is enough.
-	for tries := 0; ; tries++ {
-		if spares(func() {
-			for begun := time.Now(); time.Since(begun) < 2*spareLook; {
+	once := func(what string, fn func() bool) {
+		t.Helper()
+		for tries := 0; !fn(); tries++ {
+			if tries == 10_000 {
+				t.Fatal("never ", what)
 			}
-		}) {
-			break
-		}
-		if tries == 10_000 {
-			t.Fatal("never time to spare")
 		}
 	}
+	once("time to spare for who computes", func() bool {
+		return spares(func() { compute(&stopwatch{used: threadTime()}) })
+	})
+	once("what others compute is not counted", func() bool {
+		w.begin()
+		theirs := make(chan time.Duration)
+		go func() {
+			w := startWatch()
+			defer w.stop()
+			theirs <- compute(w)
+		}()
+		return <-theirs > 2*(threadTime()-w.used)
+	})
 }
 
 // forms compresses n blocks one after another, with so much time: d is dense, p
