@@ -548,7 +548,11 @@ func (o output) Heard(s *arbiter.Session, h moldcast.Heard) {
 func (o output) Hole(s *arbiter.Session, h moldcast.Hole) {
 	o.sink(s).Hole(h)
 	if c := o.c; c.alarm(&c.holeAlarm) {
-		c.cfg.Log.Warn("hole on record; it is filled if its messages still come", "channel", c.cfg.Channel, "session", s.Name(), "range", h.Range, "messages", h.Range.Len(), "holes_not_logged", c.quietHoles)
+		args := []any{"channel", c.cfg.Channel, "session", s.Name(), "range", h.Range, "messages", h.Range.Len(), "holes_not_logged", c.quietHoles}
+		if h.Range.First == s.First() { // most likely it joined late, what the servers no longer have
+			args = append(args, "hint", "a session begins with its first message unless --start live has it begin with what is heard")
+		}
+		c.cfg.Log.Warn("hole on record; it is filled if its messages still come", args...)
 		c.quietHoles = 0
 	} else {
 		c.quietHoles++

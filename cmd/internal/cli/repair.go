@@ -299,6 +299,9 @@ func (e *env) printRepair(r repairReport) {
 		fmt.Fprintf(e.stderr, "%s: no hole to fill\n", r.Session)
 		return
 	}
-	fmt.Fprintf(e.stderr, "%s: %s filled, %s left; %s at their edges are the same\n", count(r.Holes, "hole"),
-		count(r.Messages, "message"), count(len(r.Remaining), "hole"), count(r.Compared, "message"))
+	line := fmt.Sprintf("%s: %s filled, %s left", count(r.Holes, "hole"), count(r.Messages, "message"), count(len(r.Remaining), "hole"))
+	if r.Compared > 0 {
+		line += fmt.Sprintf("; %s at their edges are the same", count(r.Compared, "message"))
+	}
+	fmt.Fprintln(e.stderr, line)
 }

@@ -330,7 +330,7 @@ func (r *run) fill(ctx context.Context, src Source, holes []moldcast.Hole) error
 func (r *run) filled(ranges []moldcast.Range, source string) {
 	for _, f := range ranges {
 		r.w.Filled(store.Fill{Range: f, By: "repair", Source: source})
-		r.log.Info("filled", "session", r.w.Ref(), "range", f, "messages", f.Len(), "source", source)
+		r.log.Debug("filled", "session", r.w.Ref(), "range", f, "messages", f.Len(), "source", source)
 		r.res.Filled = append(r.res.Filled, Filled{f.First, f.Next - 1, source})
 	}
 }
