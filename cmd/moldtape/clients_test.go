@@ -310,7 +310,7 @@ func TestRequestPortOfOneChannel(t *testing.T) {
 					sentinel = y
 				}
 			}
-			if got := (asker{t, dial(t, port)}).ask(r, sentinel); (got != nil) != is {
+			if got := newAsker(t, port).ask(r, sentinel); (got != nil) != is {
 				t.Errorf("%v of %v: %x", port, r, got)
 			}
 		}
@@ -358,7 +358,7 @@ func TestDutyBeyondTheWindow(t *testing.T) {
 		window = num(t, x["timing"].(map[string]any), "server_window")
 		return window > 0
 	})
-	a := asker{t, dial(t, ready["retransmit"].(string))}
+	a := newAsker(t, ready["retransmit"].(string))
 	old := moldcast.Request{Session: session, First: 5, Count: 3}
 	if a.ask(old, old) == nil {
 		t.Error("what has left the ring is not answered")

@@ -207,7 +207,7 @@ func TestFullDisk(t *testing.T) {
 	}
 
 	// What is held is served, from the disk and from memory.
-	a := asker{t, dial(t, ready["retransmit"].(string))}
+	a := newAsker(t, ready["retransmit"].(string))
 	for _, q := range []moldcast.Seq{1, stuck / 2, stuck - 1, stuck + 1, f.next - 1} {
 		r := moldcast.Request{Session: session, First: q, Count: 1}
 		p, err := moldcast.Parse(a.ask(r, r))

@@ -83,7 +83,7 @@ func (d *driven) want(session string, first moldcast.Seq, count uint16, next mol
 		d.asked++ // one that is asked again at once has no answer
 		sentinel = moldcast.Request{Session: name(d.t, heldIn), First: held, Count: d.asked}
 	}
-	got := asker{d.t, dial(d.t, d.retransmit)}.ask(r, sentinel) // by a socket without late answers
+	got := newAsker(d.t, d.retransmit).ask(r, sentinel) // by a socket without late answers
 	if next == 0 {
 		if got != nil {
 			d.t.Errorf("%s %d: answered with %x", session, first, got)

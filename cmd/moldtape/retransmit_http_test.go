@@ -36,7 +36,7 @@ func TestRetransmitHTTP(t *testing.T) {
 		}
 	}
 
-	a := asker{t, dial(t, ready["retransmit"].(string))}
+	a := newAsker(t, ready["retransmit"].(string))
 	held := moldcast.Request{Session: session, First: 7, Count: 3}
 	if a.ask(held, held) == nil {
 		t.Fatal("no answer")
