@@ -43,12 +43,15 @@ func (b *brokenFS) wrap(fs vfs.FS) vfs.FS {
 	}))
 }
 
+// ever is longer than any machine needs for what comes to pass at all.
+const ever = 5 * time.Minute
+
 // until waits for what happens in the background.
 func until(t testing.TB, what string, fn func() bool) {
 	t.Helper()
 	tick := time.NewTicker(2 * time.Millisecond)
 	defer tick.Stop()
-	late := time.After(20 * time.Second)
+	late := time.After(ever)
 	for !fn() {
 		select {
 		case <-tick.C:

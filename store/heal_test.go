@@ -131,7 +131,9 @@ func fullDisk(t *testing.T) (d *outage, free *atomic.Uint64, a *Archive, w *Writ
 	d = &outage{fails: takesRoom}
 	free = new(atomic.Uint64)
 	free.Store(1 << 30)
-	a = create(t, testOptions(roomFS{errorfs.Wrap(newMemFS(), errorfs.InjectorFunc(d.inject)), free}))
+	o := testOptions(roomFS{errorfs.Wrap(newMemFS(), errorfs.InjectorFunc(d.inject)), free})
+	o.BlockAge = 30 * time.Second
+	a = create(t, o)
 	w = writer(t, a, "S")
 	fillRange(t, w, moldcast.Range{First: 1, Next: 1001}, 5)
 	if err := w.Flush(t.Context()); err != nil {

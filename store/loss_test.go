@@ -20,7 +20,7 @@ func TestLossCostsLittle(t *testing.T) {
 	)
 	start := moldcast.Stamp(1700000000_000000000)
 	store := func(loss float64) (bytes uint64, blocks int) {
-		o := Options{FS: vfs.NewMem(), Sync: time.Hour, Wait: true} // the clock of this machine decides nothing
+		o := Options{FS: vfs.NewMem(), Sync: time.Hour, BlockAge: time.Hour, Wait: true} // the clock of this machine decides nothing
 		a := create(t, o)
 		w := writer(t, a, "S")
 		rng := rand.New(rand.NewPCG(3, 3))

@@ -307,10 +307,13 @@ func TestReadBesideWriter(t *testing.T) {
 		defer w.s.mu.Unlock()
 		return len(w.s.segs) > 1 && w.s.segs[0].sealed
 	}
-	for !sealed() {
-		put(t, w, piece(r.Next, 9))
-		r.Next += 9
-	}
+	until(t, "a segment is sealed", func() bool {
+		for range 20 { // and no more than is written meanwhile
+			put(t, w, piece(r.Next, 9))
+			r.Next += 9
+		}
+		return sealed()
+	})
 	var head moldcast.Seq
 	until(t, "the reader sees the sealed segment", func() bool {
 		_, head = v.Bounds()

@@ -63,6 +63,23 @@ func answer(t *testing.T, fn func(moldcast.Request) [][]byte) *Server {
 	return answerOn(t, sock, fn)
 }
 
+// answerInBubble is answer on a network of its own: in a bubble, where no time
+// passes but by waiting, a budget is used up by nothing else.
+func answerInBubble(t *testing.T, fn func(moldcast.Request) [][]byte) *Server {
+	t.Helper()
+	network, err := mcast.NewNetwork(mcast.NetworkConfig{Latency: time.Millisecond})
+	if err != nil {
+		t.Fatal(err)
+	}
+	sock, err := network.Listen(mcast.ListenConfig{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := answerOn(t, sock, fn)
+	s.Listen = func(c mcast.ListenConfig) (mcast.Socket, error) { return network.Listen(c) }
+	return s
+}
+
 func answerOn(t *testing.T, sock mcast.Socket, fn func(moldcast.Request) [][]byte) *Server {
 	t.Cleanup(func() { sock.Close() })
 	go func() {
@@ -101,21 +118,12 @@ func TestForgetfulServer(t *testing.T) {
 		left       int
 	}{{51, 150, 0}, {1, 51, 1}} {
 		synctest.Test(t, func(t *testing.T) {
-			network, err := mcast.NewNetwork(mcast.NetworkConfig{Latency: time.Millisecond})
-			if err != nil {
-				t.Fatal(err)
-			}
-			sock, err := network.Listen(mcast.ListenConfig{})
-			if err != nil {
-				t.Fatal(err)
-			}
-			src := answerOn(t, sock, func(r moldcast.Request) [][]byte {
+			src := answerInBubble(t, func(r moldcast.Request) [][]byte {
 				if r.First < test.from || r.First >= test.next {
 					return nil
 				}
 				return [][]byte{packet(r.Session, r.First, min(int(r.Count), 7, int(test.next-r.First)), message)}
 			})
-			src.Listen = func(c mcast.ListenConfig) (mcast.Socket, error) { return network.Listen(c) }
 			res, err := Run(t.Context(), holed(t), []Source{src}, slog.New(slog.DiscardHandler))
 			if err != nil || len(res.Remaining) != test.left {
 				t.Errorf("%d..%d: %+v %v", test.from, test.next-1, res, err)
@@ -128,11 +136,13 @@ func packet(s moldcast.Session, first moldcast.Seq, n int, text func(moldcast.Se
 	return append(moldcast.AppendHeader(nil, s, first, uint16(n)), framed(first, n, text).Framed()...)
 }
 
-func TestFromServer(t *testing.T) {
+func TestFromServer(t *testing.T) { synctest.Test(t, fromServer) }
+
+func fromServer(t *testing.T) {
 	w := holed(t)
 	stranger, _ := moldcast.ParseSession("OTHER")
 	lie := func(moldcast.Seq) string { return "lie" }
-	src := answer(t, func(r moldcast.Request) [][]byte {
+	src := answerInBubble(t, func(r moldcast.Request) [][]byte {
 		n := min(int(r.Count), 7)
 		if r.First <= 100 && 100 < r.First+moldcast.Seq(n) {
 			n = int(100 - r.First) // it has lost message 100
@@ -189,9 +199,11 @@ func TestFromServer(t *testing.T) {
 }
 
 // One message next to the hole differs: another take, and nothing is stored.
-func TestFromOtherTake(t *testing.T) {
+func TestFromOtherTake(t *testing.T) { synctest.Test(t, fromOtherTake) }
+
+func fromOtherTake(t *testing.T) {
 	w := holed(t)
-	src := answer(t, func(r moldcast.Request) [][]byte {
+	src := answerInBubble(t, func(r moldcast.Request) [][]byte {
 		return [][]byte{packet(r.Session, r.First, min(int(r.Count), 9), func(q moldcast.Seq) string {
 			if q == 150 {
 				return "another"
@@ -217,6 +229,7 @@ func TestSilentServer(t *testing.T) {
 	good := answer(t, func(r moldcast.Request) [][]byte {
 		return [][]byte{packet(r.Session, r.First, min(int(r.Count), 20), message)}
 	})
+	good.Budget = 5 * time.Minute // not used up: it answers for all
 	res, err := Run(t.Context(), w, []Source{silent, good}, slog.New(slog.DiscardHandler))
 	if err != nil || len(res.Remaining) != 0 || res.Messages != 99 || res.Filled[0].Source != good.Addr.String() {
 		t.Fatalf("%+v %v", res, err)
