@@ -16,14 +16,15 @@ import (
 )
 
 const (
-	writeSlice = time.Second            // a write that takes longer is interrupted, to look at what came meanwhile
-	holeLook   = 250 * time.Millisecond // how often an open gap is looked at
-	lingerTime = 2 * time.Second        // how long the last words may take
-	shakeTime  = 15 * time.Second       // at most, for a TLS handshake; never more than Stall
-	placeFirst = time.Second            // one that waits in line for so long is told its place …
-	placeEvery = 5 * time.Second        // … and again
-	inputSize  = 512
-	keepOut    = 4096 // of out, once it is written
+	writeSlice  = time.Second            // a write that takes longer is interrupted, to look at what came meanwhile
+	stallSlices = 4                      // and so often at least, before a reader has stalled: time in which this machine stood still counts as one
+	holeLook    = 250 * time.Millisecond // how often an open gap is looked at
+	lingerTime  = 2 * time.Second        // how long the last words may take
+	shakeTime   = 15 * time.Second       // at most, for a TLS handshake; never more than Stall
+	placeFirst  = time.Second            // one that waits in line for so long is told its place …
+	placeEvery  = 5 * time.Second        // … and again
+	inputSize   = 512
+	keepOut     = 4096 // of out, once it is written
 )
 
 // reader is one connection. The goroutine in run owns it; the one in receive
@@ -49,7 +50,7 @@ type reader struct {
 	near    spot       // where the next message is
 	out     []byte     // frames, the first perhaps in part, and how much of them is written
 	at      int
-	moved   moldcast.Instant // when the client last took something, or there was nothing to take
+	stuck   time.Duration    // writes waited so long since the client last took something, or there was nothing to take
 	gapTill moldcast.Instant // an open gap is not looked at again before
 	gapAt   moldcast.Seq     // where the client was told of one
 	placeAt moldcast.Instant // when the client is told its place in line
@@ -92,7 +93,7 @@ type input struct {
 func newReader(s *StreamServer, conn net.Conn) *reader {
 	now := s.cfg.Clock.Now()
 	r := &reader{
-		s: s, conn: conn, raw: conn, m: soup.NewServer(now), moved: now, end: StreamLost, addr: conn.RemoteAddr().String(), since: time.Now(),
+		s: s, conn: conn, raw: conn, m: soup.NewServer(now), end: StreamLost, addr: conn.RemoteAddr().String(), since: time.Now(),
 		in: make(chan input), resume: make(chan struct{}), done: make(chan struct{}),
 	}
 	if c, ok := conn.(*net.TCPConn); ok {
@@ -221,7 +222,7 @@ func (r *reader) run(ctx context.Context) StreamEnd {
 		if r.m.Closing() || r.m.Pending() {
 			continue
 		}
-		r.moved = now
+		r.stuck = 0
 		timer.Reset(r.sleep(now))
 		select {
 		case in := <-r.in:
@@ -537,18 +538,23 @@ func (r *reader) write() bool {
 }
 
 func (r *reader) put(b []byte) (int, error) {
-	_ = r.conn.SetWriteDeadline(time.Now().Add(min(writeSlice, r.s.cfg.Stall)))
+	_ = r.conn.SetWriteDeadline(time.Now().Add(r.slice()))
 	return r.conn.Write(b)
 }
+
+// slice is how long a write may take.
+func (r *reader) slice() time.Duration { return min(writeSlice, r.s.cfg.Stall/stallSlices) }
 
 // written looks at how a write went. False: the connection is of no more use.
 func (r *reader) written(n int, err error) bool {
 	now := r.s.cfg.Clock.Now()
 	r.m.Sent(now, 0) // else heartbeats pile up for one who reads slowly, and no message gets past them
-	if n > 0 {
-		r.moved = now
-	}
 	timeout := errors.Is(err, os.ErrDeadlineExceeded)
+	if n > 0 {
+		r.stuck = 0
+	} else if timeout {
+		r.stuck += r.slice()
+	}
 	switch {
 	case err == nil:
 		return true
@@ -563,13 +569,13 @@ func (r *reader) written(n int, err error) bool {
 		r.end = StreamStalled
 		return false
 	case r.m.Closing():
-		return now-r.moved < moldcast.Instant(r.patience())
-	case now-r.moved < moldcast.Instant(r.s.cfg.Stall):
+		return r.stuck < r.patience()
+	case r.stuck < r.s.cfg.Stall:
 		return true
 	}
 	r.stalled()
 	r.close(StreamStalled, "nothing of what was sent was read for "+r.s.cfg.Stall.String())
-	r.moved = now
+	r.stuck = 0
 	return true
 }
 

@@ -140,31 +140,35 @@ func world(t *testing.T, v *tape, cfg StreamConfig, fn func(t *testing.T, s *Str
 // world2 is world of any Recordings.
 func world2(t *testing.T, v Recordings, cfg StreamConfig, fn func(t *testing.T, s *StreamServer, p *pipes)) {
 	t.Helper()
-	synctest.Test(t, func(t *testing.T) {
-		p := &pipes{conns: make(chan net.Conn), done: make(chan struct{})}
-		cfg.Listener, cfg.Recordings = p, v
-		s, err := NewStream(cfg)
-		if err != nil {
-			t.Fatal(err)
-		}
-		ctx, cancel := context.WithCancel(t.Context())
-		ended := make(chan error, 1)
-		go func() { ended <- s.Run(ctx) }()
-		fn(t, s, p)
-		synctest.Wait()
-		cancel()
-		if err := <-ended; err != nil {
-			t.Error(err)
-		}
-		st := s.Stats()
-		var sum uint64
-		for _, n := range st.Ends {
-			sum += n
-		}
-		if st.Readers != 0 || sum != st.Connections {
-			t.Errorf("not conserved: %+v", st)
-		}
-	})
+	synctest.Test(t, func(t *testing.T) { serveInMemory(t, v, cfg, fn) })
+}
+
+// serveInMemory is world2 in a bubble that is there already.
+func serveInMemory(t *testing.T, v Recordings, cfg StreamConfig, fn func(t *testing.T, s *StreamServer, p *pipes)) {
+	t.Helper()
+	p := &pipes{conns: make(chan net.Conn), done: make(chan struct{})}
+	cfg.Listener, cfg.Recordings = p, v
+	s, err := NewStream(cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan error, 1)
+	go func() { ended <- s.Run(ctx) }()
+	fn(t, s, p)
+	synctest.Wait()
+	cancel()
+	if err := <-ended; err != nil {
+		t.Error(err)
+	}
+	st := s.Stats()
+	var sum uint64
+	for _, n := range st.Ends {
+		sum += n
+	}
+	if st.Readers != 0 || sum != st.Connections {
+		t.Errorf("not conserved: %+v", st)
+	}
 }
 
 // client reads a stream to its end, whatever that is.
@@ -419,6 +423,38 @@ func TestStreamSlowReader(t *testing.T) {
 		if c.end != 3000 {
 			t.Errorf("end %d", c.end)
 		}
+	})
+}
+
+// skipping is a clock that shows how a machine stood still.
+type skipping struct {
+	Clock
+	stood atomic.Int64
+}
+
+func (s *skipping) Now() moldcast.Instant { return s.Clock.Now() + moldcast.Instant(s.stood.Load()) }
+
+// A server whose machine stood still takes nobody for stalled.
+func TestStreamOnAMachineThatStoodStill(t *testing.T) {
+	v := &tape{first: 1, head: 3000, end: 3000}
+	synctest.Test(t, func(t *testing.T) {
+		clock := &skipping{Clock: mcast.NewClock()}
+		cfg := StreamConfig{Stall: 3 * time.Second, Clock: clock}
+		serveInMemory(t, v, cfg, func(t *testing.T, s *StreamServer, p *pipes) {
+			reads := 0
+			c := connect(p, soup.Login{Session: day1, Seq: 1}).run(func() bool {
+				<-time.After(1500 * time.Millisecond) // the server waits in a write
+				if reads++; reads == 3 {
+					clock.stood.Add(int64(8 * time.Second))
+					<-time.After(time.Second)
+				}
+				return false
+			})
+			c.check(t, 1, 3000)
+			if c.end != 3000 {
+				t.Errorf("end %d", c.end)
+			}
+		})
 	})
 }
 

@@ -1,7 +1,9 @@
 package retransmit
 
 import (
+	"errors"
 	"net"
+	"os"
 	"syscall"
 	"time"
 
@@ -51,13 +53,16 @@ func newTurnConn(c *net.TCPConn, turns chan struct{}) (*turnConn, error) {
 func (t *turnConn) Write(b []byte) (int, error) {
 	t.b, t.n, t.err = b, 0, nil
 	var err error
-	for before := -1; t.n > before; {
-		before = t.n
+	for stuck := 0; stuck < stallSlices; {
+		before := t.n
 		if t.stall > 0 {
-			_ = t.SetWriteDeadline(time.Now().Add(t.stall))
+			_ = t.SetWriteDeadline(time.Now().Add(t.stall / stallSlices))
 		}
-		if err = t.raw.Write(t.step); err == nil || t.stall == 0 {
+		if err = t.raw.Write(t.step); t.stall == 0 || !errors.Is(err, os.ErrDeadlineExceeded) {
 			break
+		}
+		if stuck++; t.n > before {
+			stuck = 0
 		}
 	}
 	t.b = nil
