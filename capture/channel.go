@@ -150,36 +150,30 @@ func (c *Channel) Run(ctx context.Context) (Status, error) {
 
 // readOut takes what the kernel had received when the stop came: until the
 // receive threads have found nothing for a while, stopQuiet, and their sockets
-// are empty, or stopLimit has passed on a line that never falls silent.
+// are empty, or stopLimit has passed on a line that never falls silent. Time in
+// which the machine stood still is not time in which they could read.
 func (c *Channel) readOut() {
-	end := time.After(stopLimit)
-	for {
+	for spent := time.Duration(0); spent < stopLimit; {
+		began := time.Now()
 		quiet := time.NewTimer(stopQuiet)
 		signal := c.wake.Arm()
 		if c.waiting() {
 			c.wake.Disarm()
-			quiet.Stop()
 			c.drain()
-			continue
-		}
-		select {
-		case <-signal:
-		case <-quiet.C:
-			if c.idle() {
-				c.wake.Disarm()
+		} else {
+			over := false
+			select {
+			case <-signal:
+			case <-quiet.C:
+				over = c.idle()
+			}
+			c.wake.Disarm()
+			if over {
 				return
 			}
-		case <-end:
-			c.wake.Disarm()
-			return
 		}
-		c.wake.Disarm()
 		quiet.Stop()
-		select {
-		case <-end:
-			return
-		default:
-		}
+		spent += min(time.Since(began), stopLimit/10)
 	}
 }
 
@@ -230,7 +224,7 @@ func (c *Channel) engine(ctx context.Context) error {
 		switch {
 		case ctx.Err() != nil, final && !owed:
 			return nil
-		case c.cfg.EndTimeout > 0 && !busy && !owed && now-c.lastPacket >= moldcast.Instant(c.cfg.EndTimeout):
+		case c.cfg.EndTimeout > 0 && !busy && !owed && now-c.lastPacket >= moldcast.Instant(c.cfg.EndTimeout) && c.idle() && !c.waiting():
 			return fmt.Errorf("channel %s: %w %v", c.cfg.Channel, ErrEndTimeout, c.cfg.EndTimeout)
 		}
 		if err := c.failed(); err != nil {
