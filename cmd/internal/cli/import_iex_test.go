@@ -227,7 +227,7 @@ func replayed(t *testing.T, ar, session string, want []capfile.Packet) {
 	if code, _, errs := runCLI(t, ar, "replay", session, "--group", conn.LocalAddr().String(), "--speed", "max", "--linger", "0s"); code != 0 {
 		t.Fatal(errs)
 	}
-	if err := conn.SetReadDeadline(time.Now().Add(10 * time.Second)); err != nil {
+	if err := conn.SetReadDeadline(time.Now().Add(ever)); err != nil {
 		t.Fatal(err)
 	}
 	buf := make([]byte, 65536)

@@ -81,9 +81,7 @@ func TestReplayOfManyChannelsInSegments(t *testing.T) {
 				if err := w.Flush(t.Context()); err != nil {
 					t.Fatal(err)
 				}
-				for end := time.Now().Add(10 * time.Second); w.Segments() < i/800 && time.Now().Before(end); {
-					time.Sleep(time.Millisecond)
-				}
+				within(t, fmt.Sprintf("%d segments", i/800), func() bool { return w.Segments() >= i/800 })
 			}
 		}
 		if err := w.Close(); err != nil {

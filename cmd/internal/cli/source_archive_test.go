@@ -109,7 +109,12 @@ func testOptions() store.Options {
 
 func testArchive(t testing.TB, dir string) *store.Archive {
 	t.Helper()
-	a, err := store.OpenOrCreate(dir, testOptions())
+	return testArchiveWith(t, dir, testOptions())
+}
+
+func testArchiveWith(t testing.TB, dir string, o store.Options) *store.Archive {
+	t.Helper()
+	a, err := store.OpenOrCreate(dir, o)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -192,7 +197,7 @@ func (a *asker) ask(r moldcast.Request) {
 
 func (a *asker) expect(r moldcast.Request, want []byte) {
 	a.t.Helper()
-	if err := a.SetReadDeadline(time.Now().Add(20 * time.Second)); err != nil {
+	if err := a.SetReadDeadline(time.Now().Add(ever)); err != nil {
 		a.t.Fatal(err)
 	}
 	n, err := a.Read(a.buf)
@@ -388,12 +393,15 @@ func TestSourceDoesNotAllocate(t *testing.T) {
 	check("cache", 100)
 }
 
+// ever is longer than any machine needs for what comes to pass at all.
+const ever = 5 * time.Minute
+
 // within polls until ok, or fails after a time that no machine needs.
 func within(t *testing.T, what string, ok func() bool) {
 	t.Helper()
 	tick := time.NewTicker(5 * time.Millisecond)
 	defer tick.Stop()
-	for deadline := time.Now().Add(30 * time.Second); !ok(); <-tick.C {
+	for deadline := time.Now().Add(ever); !ok(); <-tick.C {
 		if time.Now().After(deadline) {
 			t.Fatal("never: ", what)
 		}
@@ -406,7 +414,9 @@ func TestSourceKeepsUp(t *testing.T) {
 	f := feed{first: 1, n: 50_500}
 	s1, s2 := testSession(t, "S1"), testSession(t, "S2")
 	dir := filepath.Join(t.TempDir(), "archive")
-	writing, reading := testArchive(t, dir), testArchive(t, dir)
+	o := testOptions()
+	o.MergeSaves = -1 // a merge rests for as long as others want the processor
+	writing, reading := testArchiveWith(t, dir, o), testArchive(t, dir)
 	src := NewSource(reading, nil, slog.New(slog.DiscardHandler))
 	if err := src.Refresh(); err != nil {
 		t.Fatal(err)

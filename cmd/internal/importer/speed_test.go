@@ -55,7 +55,12 @@ func TestAddDoesNotAllocate(t *testing.T) {
 	for _, lines := range []bool{false, true} {
 		f, im := newSteady(t, lines)
 		f.next(t)
-		if n := testing.AllocsPerRun(1000, func() { f.next(t) }); n != 0 {
+		// The least of some turns: what runs beside it allocates too.
+		n := testing.AllocsPerRun(1000, func() { f.next(t) })
+		for tries := 0; n > 0 && tries < 10; tries++ {
+			n = min(n, testing.AllocsPerRun(1000, func() { f.next(t) }))
+		}
+		if n != 0 {
 			t.Errorf("two lines %v: %v allocations a packet", lines, n)
 		}
 		finish(t, im)
