@@ -64,6 +64,16 @@ func (m *moody) count(q moldcast.Seq) int {
 	return m.asked[q]
 }
 
+// all is how many requests it has read.
+func (m *moody) all() (n int) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for _, k := range m.asked {
+		n += k
+	}
+	return n
+}
+
 // from is a socket of a client with an address of its own.
 func from(t *testing.T, host byte, to string) *net.UDPConn {
 	t.Helper()
@@ -99,6 +109,7 @@ func TestWhatIsLackingIsAskedForOnce(t *testing.T) {
 
 	for _, want := range []moldcast.Range{{First: 1100, Next: 1110}, {First: 980, Next: 990}} {
 		src.willing.Store(false)
+		waitStatus(t, http, func(s map[string]any) bool { return src.all() >= num(t, s, "naks_sent") }) // it has read what was sent before
 		before, began := src.count(want.First), time.Now()
 		var clients sync.WaitGroup
 		var missing atomic.Int64
@@ -109,7 +120,7 @@ func TestWhatIsLackingIsAskedForOnce(t *testing.T) {
 			c := from(t, 10+h, addr)
 			clients.Go(func() {
 				b := make([]byte, moldcast.MaxDatagram)
-				for range 1000 {
+				for end := time.Now().Add(hang); time.Now().Before(end); {
 					_, _ = c.Write(request(want.First, uint16(want.Len())))
 					_ = c.SetReadDeadline(time.Now().Add(20 * time.Millisecond))
 					n, err := c.Read(b)
@@ -166,13 +177,23 @@ func TestFloodOfOneClient(t *testing.T) {
 	line, addr, http := lineAddrs(t, ready)[0], ready["retransmit"].(string), ready["http"].(string)
 	const before = 2000
 	next := moldcast.Seq(1)
+	// Nobody repairs: no more is under way than the smallest buffer holds.
 	publish := func() {
 		_, _ = line.Write(packet(next, next+10))
-		next += 10
+		if next += 10; next%1000 == 1 {
+			for end := time.Now().Add(hang); ; <-time.After(5 * time.Millisecond) {
+				_, s, err := get(http, "/status")
+				if err == nil && s["channels"].([]any)[0].(map[string]any)["messages"].(float64) >= float64(next-1) {
+					return
+				} else if time.Now().After(end) {
+					t.Errorf("%d were published: %v, %v", next-1, s, err)
+					return
+				}
+			}
+		}
 	}
 	for next <= before {
 		publish()
-		<-time.After(100 * time.Microsecond)
 	}
 	waitStatus(t, http, func(s map[string]any) bool { return num(t, s, "messages") == before })
 
@@ -210,11 +231,15 @@ func TestFloodOfOneClient(t *testing.T) {
 	victim := from(t, 3, addr)
 	asked, first := 0, 0
 	b := make([]byte, moldcast.MaxDatagram)
-	for time.Since(began) < d {
+	refused := func() bool { // and the flood is one
+		requests := httpStatus(t, http)["requests"].(map[string]any)
+		return num(t, requests["refused"].(map[string]any), "client_rate") > 0
+	}
+	for time.Since(began) < d || time.Since(began) < hang && !refused() {
 		q := moldcast.Seq(1 + asked*37%(before-10))
 		answered := false
-		for try := 0; !answered; try++ {
-			if try == 50 {
+		for try, end := 0, time.Now().Add(hang); !answered; try++ {
+			if time.Now().After(end) {
 				t.Fatalf("%d has no answer, after %d others", q, asked)
 			}
 			_, _ = victim.Write(request(q, 5))
@@ -286,7 +311,7 @@ func TestRequestPortOfOneChannel(t *testing.T) {
 		}
 	}
 	http := ready["http"].(string)
-	for end := time.Now().Add(60 * time.Second); ; <-time.After(5 * time.Millisecond) {
+	for end := time.Now().Add(hang); ; <-time.After(5 * time.Millisecond) {
 		done := 0
 		for _, c := range httpStatus(t, http)["channels"].([]any) {
 			done += num(t, c.(map[string]any), "messages")
@@ -346,8 +371,26 @@ func TestDutyBeyondTheWindow(t *testing.T) {
 			}
 			q += 10
 			head.Store(uint64(q))
+			// What was lost does not leave the ring before it is asked for.
+			for i%20 == 19 {
+				_, s, err := get(http, "/status")
+				if err == nil {
+					x := s["channels"].([]any)[0].(map[string]any)["sessions"].([]any)
+					if len(x) == 1 && x[0].(map[string]any)["next_seq"].(float64) > float64(q)-ring/2 {
+						break
+					}
+				}
+				select {
+				case <-stop:
+					return
+				case <-time.After(2 * time.Millisecond):
+				}
+			}
 		}
 	})
+	defer sender.Wait()
+	end := sync.OnceFunc(func() { close(stop) })
+	defer end()
 	window := 0
 	waitStatus(t, http, func(s map[string]any) bool {
 		list := s["sessions"].([]any)
@@ -367,7 +410,7 @@ func TestDutyBeyondTheWindow(t *testing.T) {
 		return num(t, s["sessions"].([]any)[0].(map[string]any), "next_seq") > 2*ring
 	})
 	left := false
-	for i := 0; i < 100 && !left; i++ {
+	for until := time.Now().Add(hang); !left && time.Now().Before(until); {
 		young := moldcast.Request{Session: session, First: moldcast.Seq(head.Load()) - 5, Count: 1}
 		left = a.ask(young, old) == nil &&
 			num(t, httpStatus(t, http)["requests"].(map[string]any)["refused"].(map[string]any), "within_window") > 0
@@ -378,7 +421,7 @@ func TestDutyBeyondTheWindow(t *testing.T) {
 	if !left {
 		t.Errorf("nothing is left to the sender, whose window is %d", window)
 	}
-	close(stop)
+	end()
 	sender.Wait()
 	node.signal(syscall.SIGTERM)
 	node.event("stopped")

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -95,7 +96,7 @@ func tmpfs(t *testing.T, size int) (dir string, ok bool) {
 type feed struct {
 	t    *testing.T
 	src  *source
-	out  interface{ Write([]byte) (int, error) }
+	out  *net.UDPConn
 	next moldcast.Seq
 	pace pacer
 }
@@ -111,6 +112,11 @@ func (f *feed) send(n, skip int) {
 		f.next++
 		f.pace.wait(f.next)
 	}
+}
+
+// heartbeat says what comes next.
+func (f *feed) heartbeat() {
+	_, _ = f.out.Write(moldcast.AppendHeader(nil, session, f.next, 0))
 }
 
 // ballast fills a file system up.
@@ -180,6 +186,16 @@ func TestFullDisk(t *testing.T) {
 		t.Fatal(err)
 	}
 	ballast(t, weight, max(1, int(room.Bavail)*int(room.Bsize)-4<<20))
+	// all waits until everything sent is held: what was dropped last is told with
+	// the next.
+	all := func(ok func(map[string]any) bool) {
+		t.Helper()
+		waitStatus(t, http, func(s map[string]any) bool {
+			f.heartbeat()
+			return num(t, s, "messages") == int(f.next-1) && ok(s)
+		})
+	}
+	held := func(map[string]any) bool { return true }
 	failing := func(s map[string]any) bool { return s["storage"].(map[string]any)["state"] == "failing" }
 	for code := 0; code != 503; {
 		f.send(100, 0)
@@ -194,7 +210,7 @@ func TestFullDisk(t *testing.T) {
 	}
 	full := f.next
 	f.send(1500, 11)
-	waitStatus(t, http, func(s map[string]any) bool { return num(t, s, "messages") == int(f.next-1) })
+	all(held)
 	s := onlyChannel(t, http)
 	storage := s["storage"].(map[string]any)
 	if !failing(s) || num(t, storage, "waiting_bytes") < 1000*1000 || storage["since"] == nil ||
@@ -224,9 +240,7 @@ func TestFullDisk(t *testing.T) {
 		t.Fatal(err)
 	}
 	f.send(500, 7)
-	waitStatus(t, http, func(s map[string]any) bool {
-		return !failing(s) && num(t, s, "messages") == int(f.next-1) && durableSeq(t, s) == f.next
-	})
+	all(func(s map[string]any) bool { return !failing(s) && durableSeq(t, s) == f.next })
 	if code, m := httpGet(t, http, "/healthz"); code != 200 {
 		t.Errorf("healthz: %d %v", code, m)
 	}
@@ -237,7 +251,7 @@ func TestFullDisk(t *testing.T) {
 		f.send(100, 0)
 	}
 	f.send(long(40_000, 2000), 0)
-	waitStatus(t, http, func(s map[string]any) bool { return num(t, s, "messages") == int(f.next-1) })
+	all(held)
 	before := durableSeq(t, onlyChannel(t, http))
 	begun := time.Now()
 	capture.signal(syscall.SIGTERM)
@@ -283,8 +297,7 @@ func TestFullDisk(t *testing.T) {
 	capture, ready = start("--until-end", "--strict")
 	f.out = lineAddrs(t, ready)[0]
 	f.send(100, 0)
-	_, _ = f.out.Write(moldcast.AppendHeader(nil, session, f.next, moldcast.EndCount))
-	capture.event("stopped")
+	capture.ended(f.next, f.out)
 	capture.exit(0)
 	export(f.next)
 	run(t, work, 0, "verify", "--archive", archive)
@@ -296,7 +309,7 @@ func TestVanishedArchive(t *testing.T) {
 	dir := t.TempDir()
 	archive := filepath.Join(dir, "archive")
 	src := newSource(t, 1<<20, 0)
-	capture := moldtape(t, dir, "capture", "--line", "127.0.0.1:0", "--rerequest", src.addr(), "--http", "127.0.0.1:0", "--sync", "5ms")
+	capture := moldtape(t, dir, "capture", "--line", "127.0.0.1:0", "--rerequest", src.addr(), "--http", "127.0.0.1:0", "--sync", "5ms", "--nak-budget", "1h")
 	ready := capture.event("ready")
 	http, out := ready["http"].(string), lineAddrs(t, ready)[0]
 	q := moldcast.Seq(1)
@@ -308,7 +321,7 @@ func TestVanishedArchive(t *testing.T) {
 	}
 	state := func(want string) {
 		t.Helper()
-		for deadline := time.Now().Add(60 * time.Second); ; {
+		for deadline := time.Now().Add(hang); ; {
 			send()
 			storage := onlyChannel(t, http)["storage"].(map[string]any)
 			if storage["state"] == want {
@@ -341,6 +354,7 @@ func TestVanishedArchive(t *testing.T) {
 	}
 	state("ok")
 	waitStatus(t, http, func(s map[string]any) bool {
+		_, _ = out.Write(moldcast.AppendHeader(nil, session, q, 0))
 		return num(t, s, "messages") == int(q-1) && durableSeq(t, s) == q
 	})
 	capture.signal(syscall.SIGTERM)

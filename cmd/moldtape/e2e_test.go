@@ -37,7 +37,8 @@ const hang = 5 * time.Minute
 type proc struct {
 	t     *testing.T
 	cmd   *exec.Cmd
-	lines chan string // of stdout
+	in    io.WriteCloser // stdin, where there is one
+	lines chan string    // of stdout
 	over  chan error
 	err   bytes.Buffer // stderr
 	once  sync.Once
@@ -45,6 +46,12 @@ type proc struct {
 
 // moldtape starts the binary in dir.
 func moldtape(t *testing.T, dir string, args ...string) *proc {
+	t.Helper()
+	return launch(t, dir, false, args...)
+}
+
+// launch is moldtape with a stdin that the test writes to, or without.
+func launch(t *testing.T, dir string, stdin bool, args ...string) *proc {
 	t.Helper()
 	self, err := os.Executable()
 	if err != nil {
@@ -58,6 +65,11 @@ func moldtape(t *testing.T, dir string, args ...string) *proc {
 	out, err := p.cmd.StdoutPipe()
 	if err != nil {
 		t.Fatal(err)
+	}
+	if stdin {
+		if p.in, err = p.cmd.StdinPipe(); err != nil {
+			t.Fatal(err)
+		}
 	}
 	if err := p.cmd.Start(); err != nil {
 		t.Fatal(err)

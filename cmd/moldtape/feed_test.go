@@ -43,21 +43,7 @@ func TestRisingFeed(t *testing.T) {
 			<-time.After(time.Millisecond)
 		}
 	}
-	done := make(chan struct{})
-	go func() {
-		for {
-			for _, l := range lines {
-				_, _ = l.Write(moldcast.AppendHeader(nil, session, 4000, moldcast.EndCount))
-			}
-			select {
-			case <-done:
-				return
-			case <-time.After(50 * time.Millisecond):
-			}
-		}
-	}()
-	stopped := p.event("stopped")
-	close(done)
+	stopped := p.ended(4000, lines...)
 	p.exit(0)
 	if stopped["messages"] != float64(len(want)) || stopped["holes"] != 0.0 || stopped["gaps_opened"] != 0.0 || stopped["naks_sent"] != 0.0 || stopped["durable_seq"] != 4000.0 {
 		t.Errorf("stopped %v", stopped)
@@ -116,6 +102,7 @@ func replayRising(t *testing.T, dir, packets string, want []moldcast.Seq) {
 		t.Fatal(err)
 	}
 	defer to.Close()
+	_ = to.SetReadBuffer(4 << 20) // for all of it, should nobody read for a while
 	replayed := make(chan []moldcast.Seq, 1)
 	go func() {
 		var got []moldcast.Seq
@@ -145,7 +132,7 @@ func replayRising(t *testing.T, dir, packets string, want []moldcast.Seq) {
 		if !slices.Equal(got, want) {
 			t.Errorf("replayed %d messages, want %d", len(got), len(want))
 		}
-	case <-time.After(60 * time.Second):
+	case <-time.After(hang):
 		t.Fatal("the replay did not end")
 	}
 }

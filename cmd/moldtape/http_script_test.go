@@ -23,8 +23,8 @@ func httpCall(ts *testscript.TestScript, neg bool, args []string) {
 	if until {
 		method = http.MethodGet
 	}
-	client := http.Client{Timeout: 20 * time.Second}
-	for deadline := time.Now().Add(60 * time.Second); ; {
+	client := http.Client{Timeout: hang}
+	for deadline := time.Now().Add(hang); ; {
 		req, err := http.NewRequest(method, args[1], nil)
 		ts.Check(err)
 		res, err := client.Do(req)

@@ -69,7 +69,8 @@ func TestKilledImportResumes(t *testing.T) {
 	}
 
 	hits := 0
-	for round := range long(5, 2) {
+	const least = 3 // an import is killed, though the machine was slower when took was measured
+	for round := 0; round < long(5, 2) || hits < least && round < 20; round++ {
 		dir := t.TempDir()
 		order := [][]string{a, b}
 		if round%2 == 1 {
@@ -93,7 +94,7 @@ func TestKilledImportResumes(t *testing.T) {
 		}
 	}
 	t.Logf("%d imports were killed, within %v", hits, took.Round(time.Millisecond))
-	if hits < 3 {
+	if hits < least {
 		t.Error("hardly any import was killed")
 	}
 }

@@ -41,7 +41,7 @@ func TestFiveKillsUnderLoad(t *testing.T) {
 	line := "127.0.0.1:0"
 	start := func() (*proc, string) {
 		p := moldtape(t, dir, "capture", "--line", line, "--rerequest", src.addr(), "--start", "live", "--until-end",
-			"--http", "127.0.0.1:0", "--segment-size", "1MiB", "--sync", "20ms", "--log-level", "warn")
+			"--http", "127.0.0.1:0", "--segment-size", "1MiB", "--sync", "20ms", "--nak-budget", "1h", "--log-level", "warn")
 		ready := p.event("ready")
 		line = ready["channels"].([]any)[0].(map[string]any)["lines"].([]any)[0].(string)
 		return p, ready["http"].(string)
@@ -158,7 +158,7 @@ func TestKilledSessionsGoOnWhereTheyWere(t *testing.T) {
 			line := "127.0.0.1:0"
 			start := func() (*proc, string) {
 				p := moldtape(t, dir, "capture", "--line", line, "--rerequest", src.addr(), "--start", "live", "--until-end",
-					"--http", "127.0.0.1:0", "--sync", "5ms")
+					"--http", "127.0.0.1:0", "--sync", "5ms", "--nak-budget", "1h")
 				ready := p.event("ready")
 				line = ready["channels"].([]any)[0].(map[string]any)["lines"].([]any)[0].(string)
 				return p, ready["http"].(string)
@@ -173,7 +173,7 @@ func TestKilledSessionsGoOnWhereTheyWere(t *testing.T) {
 				q += 10
 			}
 			src.published(q)
-			until := time.Now().Add(60 * time.Second)
+			until := time.Now().Add(hang)
 			// That a mark is durable shows after the kill alone: where it came
 			// too early, it is done again.
 			for held := false; !held; {
@@ -203,8 +203,7 @@ func TestKilledSessionsGoOnWhereTheyWere(t *testing.T) {
 				send(packet(q, q+10))
 				q += 10
 			}
-			send(moldcast.AppendHeader(nil, session, q, moldcast.EndCount))
-			stopped := capture.event("stopped")
+			stopped := capture.ended(q, out)
 			capture.exit(0)
 			if num(t, stopped, "holes") != 0 || num(t, stopped, "next_seq") != int(q) {
 				t.Errorf("stopped: %v", stopped)

@@ -9,6 +9,8 @@ import (
 	"slices"
 	"syscall"
 	"testing"
+
+	"github.com/moldtape/moldtape/moldcast"
 )
 
 // quorumRig is archives that acknowledge to publishers on one address.
@@ -16,13 +18,12 @@ type quorumRig struct {
 	t                    *testing.T
 	dir                  string
 	group, requests, ack string
-	n                    int // messages of a session
 	nodes                map[string]*proc
 	http                 map[string]string
 }
 
-func newQuorumRig(t *testing.T, n int) *quorumRig {
-	r := &quorumRig{t: t, dir: t.TempDir(), n: n, nodes: map[string]*proc{}, http: map[string]string{}}
+func newQuorumRig(t *testing.T) *quorumRig {
+	r := &quorumRig{t: t, dir: t.TempDir(), nodes: map[string]*proc{}, http: map[string]string{}}
 	free := func() (addr string, port int) {
 		c, err := net.ListenUDP("udp4", &net.UDPAddr{IP: net.IPv4(127, 0, 0, 1)})
 		if err != nil {
@@ -41,7 +42,7 @@ func newQuorumRig(t *testing.T, n int) *quorumRig {
 // capture starts a node into archive name.
 func (r *quorumRig) capture(name string, args ...string) {
 	p := moldtape(r.t, r.dir, append([]string{"capture", "--archive", name, "--interface", "lo", "--line", r.group, "--rerequest", r.requests,
-		"--ack", r.ack, "--http", "127.0.0.1:0", "--start", "beginning", "--nak-budget", "60s"}, args...)...)
+		"--ack", r.ack, "--http", "127.0.0.1:0", "--start", "beginning", "--nak-budget", "1h"}, args...)...)
 	r.nodes[name], r.http[name] = p, p.event("ready")["http"].(string)
 }
 
@@ -77,13 +78,39 @@ func (r *quorumRig) reach(name, session string, seq int) (s map[string]any) {
 	return s
 }
 
+// told waits until what a node holds durably by now has been acknowledged, which
+// it is with the next but one at the latest.
+func (r *quorumRig) told(name string) {
+	r.t.Helper()
+	sent, first := 0, true
+	waitStatus(r.t, r.http[name], func(c map[string]any) bool {
+		n := num(r.t, c["acks"].(map[string]any), "sent")
+		if first {
+			sent, first = n, false
+		}
+		return n >= sent+2
+	})
+}
+
+// publish publishes what is given to the process by feed.
 func (r *quorumRig) publish(session string, args ...string) *proc {
-	p := moldtape(r.t, r.dir, append([]string{"publish", "--json", "--group", r.group, "--interface", "lo", "--session", session, "--generate", fmt.Sprint(r.n),
+	p := launch(r.t, r.dir, true, append([]string{"publish", "--json", "--group", r.group, "--interface", "lo", "--session", session, "--input", "-",
 		"--rate", "4000", "--retransmit-listen", r.requests, "--ack-listen", r.ack, "--gate", "--heartbeat", "100ms", "--linger", "0s"}, args...)...)
 	if got := p.event("ready")["ack"]; got != r.ack {
 		r.t.Fatalf("acknowledgements at %v, want %v", got, r.ack)
 	}
 	return p
+}
+
+// feed gives a publisher messages [first, next); the last ones end its input.
+func (r *quorumRig) feed(p *proc, first, next, last int) {
+	r.t.Helper()
+	if _, err := p.in.Write(binaryFile(moldcast.Seq(first), moldcast.Seq(next))); err != nil {
+		r.t.Fatal(err)
+	}
+	if next > last {
+		p.in.Close()
+	}
 }
 
 type published struct {
@@ -114,15 +141,21 @@ func (r *quorumRig) summary(p *proc, code int) (s published) {
 // the publisher sends none. An archive that is started again lets it go on.
 func TestQuorumOfArchives(t *testing.T) {
 	const n = 12_000
-	r := newQuorumRig(t, n)
+	r := newQuorumRig(t)
 	for _, name := range []string{"a1", "a2", "a3"} {
 		r.capture(name)
 	}
 	p := r.publish("Q1", "--quorum", "2")
+	r.feed(p, 1, 4000, n)
 	r.reach("a1", "Q1", 2000)
 	first := r.kill("a1", "Q1")
-	r.reach("a2", "Q1", first+4000) // a second of messages, so that this was acknowledged too
+	r.feed(p, 4000, 8000, n)
+	for _, name := range []string{"a2", "a3"} {
+		r.reach(name, "Q1", 8000)
+		r.told(name)
+	}
 	second := r.kill("a2", "Q1")
+	r.feed(p, 8000, n+1, n)
 	r.reach("a3", "Q1", n+1)
 	p.signal(syscall.SIGTERM)
 	s := r.summary(p, 1)
@@ -149,8 +182,10 @@ func TestQuorumOfArchives(t *testing.T) {
 	// The same with two of two, and the killed one comes back.
 	r.capture("a1")
 	p = r.publish("Q2", "--quorum", "2")
+	r.feed(p, 1, 4000, n)
 	r.reach("a1", "Q2", 2000)
 	r.kill("a1", "Q2")
+	r.feed(p, 4000, n+1, n)
 	r.reach("a3", "Q2", n+1)
 	r.capture("a1")
 	s = r.summary(p, 0)
@@ -168,13 +203,25 @@ func TestQuorumOfLostArchive(t *testing.T) {
 	const n = 6000
 	for what, lose := range map[string]string{"session": "a1/default", "archive": "a1"} {
 		t.Run(what, func(t *testing.T) {
-			r := newQuorumRig(t, n)
+			r := newQuorumRig(t)
 			r.capture("a1")
 			r.capture("a2")
 			// What has left the ring, nobody has.
 			p := r.publish("LOST", "--quorum", "2", "--ring", "1000", "--gate-timeout", "2s")
-			r.reach("a1", "LOST", 4000)
-			r.kill("a1", "LOST")
+			// What it acknowledges is in the ring until the end, so that there is hope
+			// until it comes back with less.
+			const killed = 5600
+			for at := 1; at < n; at += 400 { // nothing leaves the ring that they miss
+				r.feed(p, at, at+400, n)
+				r.reach("a2", "LOST", at+400)
+				if at+400 <= killed+1 {
+					r.reach("a1", "LOST", at+400)
+				}
+				if at+400 == killed+1 {
+					r.told("a1")
+					r.kill("a1", "LOST")
+				}
+			}
 			if err := os.RemoveAll(filepath.Join(r.dir, lose)); err != nil {
 				t.Fatal(err)
 			}

@@ -29,13 +29,16 @@ func TestReadOnlyArchive(t *testing.T) {
 	src := newSourceOf(t, 1<<20, 0, 1, bigPacket)
 	start := func(more ...string) (p *proc, ready map[string]any) {
 		p = moldtape(t, work, append([]string{"capture", "--archive", archive, "--line", "127.0.0.1:0", "--rerequest", src.addr(),
-			"--http", "127.0.0.1:0", "--segment-size", "512KiB", "--sync", "5ms"}, more...)...)
+			"--http", "127.0.0.1:0", "--segment-size", "512KiB", "--sync", "5ms", "--nak-budget", "1h"}, more...)...)
 		return p, p.event("ready")
 	}
 	capture, ready := start()
 	f := &feed{t: t, src: src, out: lineAddrs(t, ready)[0], next: 1, pace: pacer{rate: 4000}}
 	f.send(1500, 9)
-	waitStatus(t, ready["http"].(string), func(s map[string]any) bool { return num(t, s, "messages") == 1500 && durableSeq(t, s) == 1501 })
+	waitStatus(t, ready["http"].(string), func(s map[string]any) bool {
+		f.heartbeat()
+		return num(t, s, "messages") == 1500 && durableSeq(t, s) == 1501
+	})
 	remount := func(flags uintptr) error { return unix.Mount("tmpfs", dir, "tmpfs", unix.MS_REMOUNT|flags, "") }
 	if err := remount(unix.MS_RDONLY); !errors.Is(err, syscall.EBUSY) {
 		t.Errorf("read-only under a capture: %v", err)
@@ -87,8 +90,7 @@ func TestReadOnlyArchive(t *testing.T) {
 	capture, ready = start("--until-end", "--strict")
 	f.out = lineAddrs(t, ready)[0]
 	f.send(500, 9)
-	_, _ = f.out.Write(moldcast.AppendHeader(nil, session, f.next, moldcast.EndCount))
-	capture.event("stopped")
+	capture.ended(f.next, f.out)
 	capture.exit(0)
 	export(f.next)
 	run(t, work, 0, "verify", "--archive", archive)
@@ -120,6 +122,7 @@ func TestBackpressure(t *testing.T) {
 	f.send(3*queue/1000, 0)
 	var refused float64
 	waitStatus(t, http, func(s map[string]any) bool {
+		f.heartbeat()
 		storage := s["storage"].(map[string]any)
 		if waiting := num(t, storage, "waiting_bytes"); waiting > queue {
 			t.Fatalf("%d bytes wait, the bound is %d", waiting, queue)
@@ -135,6 +138,7 @@ func TestBackpressure(t *testing.T) {
 	}
 	f.send(100, 0)
 	waitStatus(t, http, func(s map[string]any) bool {
+		f.heartbeat()
 		return num(t, s, "messages") == int(f.next-1) && durableSeq(t, s) == f.next
 	})
 	capture.signal(syscall.SIGTERM)

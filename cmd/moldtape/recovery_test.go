@@ -11,15 +11,20 @@ import (
 )
 
 // narrow forwards connections to an address that may change, at most so many
-// bytes a second from there.
+// bytes a second from there, and none once what was allowed is used up.
 type narrow struct {
 	t    *testing.T
 	l    net.Listener
 	rate int
 
-	mu sync.Mutex
-	to string
+	mu      sync.Mutex
+	to      string
+	left    int // bytes
+	allowed sync.Cond
 }
+
+// unlimited is more than there is.
+const unlimited = 1 << 40
 
 func newNarrow(t *testing.T, rate int) *narrow {
 	t.Helper()
@@ -27,9 +32,10 @@ func newNarrow(t *testing.T, rate int) *narrow {
 	if err != nil {
 		t.Fatal(err)
 	}
-	n := &narrow{t: t, l: l, rate: rate}
+	n := &narrow{t: t, l: l, rate: rate, left: unlimited}
+	n.allowed.L = &n.mu
 	var all sync.WaitGroup
-	t.Cleanup(func() { l.Close(); all.Wait() })
+	t.Cleanup(func() { l.Close(); n.allow(unlimited); all.Wait() })
 	all.Go(func() {
 		for {
 			in, err := l.Accept()
@@ -71,11 +77,29 @@ func (n *narrow) forward(in net.Conn) {
 		if err != nil {
 			return
 		}
+		n.take(k)
 		if _, err := in.Write(b[:k]); err != nil {
 			return
 		}
 		<-time.After(time.Duration(float64(k) / float64(n.rate) * 1e9))
 	}
+}
+
+// allow lets so many bytes more through, about, from now on.
+func (n *narrow) allow(bytes int) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.left = bytes
+	n.allowed.Broadcast()
+}
+
+func (n *narrow) take(bytes int) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	for n.left == 0 {
+		n.allowed.Wait()
+	}
+	n.left = max(0, n.left-bytes)
 }
 
 func (n *narrow) set(to string) {
@@ -144,7 +168,7 @@ func TestLateNodeIsComplete(t *testing.T) {
 	lines := map[string][]any{}
 	start := func(name string, peer, of *narrow) (*proc, string) {
 		args := []string{"capture", "--rerequest", src.addr(), "--recovery-listen", "127.0.0.1:0", "--recovery", peer.l.Addr().String(),
-			"--recovery-threshold", "1000", "--nak-budget", "60s", "--http", "127.0.0.1:0", "--sync", "20ms", "--log-level", "warn"}
+			"--recovery-threshold", "1000", "--nak-budget", "1h", "--http", "127.0.0.1:0", "--sync", "20ms", "--log-level", "warn"}
 		if lines[name] == nil {
 			lines[name] = []any{"127.0.0.1:0", "127.0.0.2:0"}
 		}
@@ -181,23 +205,27 @@ func TestLateNodeIsComplete(t *testing.T) {
 	}
 	wait := func(what string, ok func() bool) {
 		t.Helper()
-		for end := time.Now().Add(90 * time.Second); !ok(); <-time.After(10 * time.Millisecond) {
+		for end := time.Now().Add(hang); !ok(); <-time.After(10 * time.Millisecond) {
 			if time.Now().After(end) {
 				t.Fatalf("not %s: early %v\nlate %v", what, channel(earlyHTTP), "")
 			}
 		}
 	}
 	wait("sent enough", func() bool { return feed.head() > 30_000 })
+	const part = 150_000 // bytes: it stays in the middle until it is killed
+	toEarly.allow(part)
 	late, lateHTTP := start("late", toEarly, toLate)
 	middle := func() bool { left, got := recovering(lateHTTP); return got > 1000 && left > 5000 }
 	wait("in the middle of it", middle)
 	late.signal(syscall.SIGKILL)
 	late.exit(-1)
+	toEarly.allow(part)
 	late, lateHTTP = start("late", toEarly, toLate)
 
 	wait("in the middle of it again", middle)
 	early.signal(syscall.SIGKILL)
 	early.exit(-1)
+	toEarly.allow(unlimited)
 	from := feed.head()
 	wait("sent more", func() bool { return feed.head() > from+5000 })
 	early, earlyHTTP = start("early", toLate, toEarly)

@@ -48,7 +48,7 @@ func TestListenJoinsLate(t *testing.T) {
 			}
 			wait := func(what string, ok func() bool) {
 				t.Helper()
-				for end := time.Now().Add(60 * time.Second); !ok(); <-time.After(5 * time.Millisecond) {
+				for end := time.Now().Add(hang); !ok(); <-time.After(5 * time.Millisecond) {
 					if time.Now().After(end) {
 						t.Fatalf("not %s", what)
 					}
@@ -59,7 +59,7 @@ func TestListenJoinsLate(t *testing.T) {
 			answers := freePort(t)
 			capture := func() (*proc, string) {
 				p := moldtape(t, dir, "capture", "--interface", "lo", "--line", line, "--rerequest", answers,
-					"--recovery-listen", "127.0.0.1:0", "--http", "127.0.0.1:0", "--log-level", "warn")
+					"--recovery-listen", "127.0.0.1:0", "--http", "127.0.0.1:0", "--nak-budget", "1h", "--log-level", "warn")
 				ready := p.event("ready")
 				line = ready["channels"].([]any)[0].(map[string]any)["lines"].([]any)[0].(string)
 				server.set(ready["recovery"].(string))
@@ -77,14 +77,18 @@ func TestListenJoinsLate(t *testing.T) {
 				"--retransmit-listen", answers, "--linger", "5m", "--log-level", "warn") // it answers until all is there
 			publisher.event("ready")
 			wait("half way", func() bool { return head() > total/2 })
+			if kill {
+				server.allow(total * 8) // about a quarter: it is in the midst of it until the capture dies
+			}
 			listen := moldtape(t, dir, "listen", "--interface", "lo", "--group", line, "--recovery", server.l.Addr().String(),
-				"--output", output, "--json", "--strict", "--log-level", "warn")
+				"--recovery-budget", "1h", "--output", output, "--json", "--strict", "--log-level", "warn")
 			listen.event("ready")
 			if kill {
 				wait("in the midst of it", func() bool { return size() > total*4 })
 				node.signal(syscall.SIGKILL)
 				node.exit(-1)
 				node, _ = capture()
+				server.allow(unlimited)
 			}
 			sum := map[string]any{}
 			if err := json.Unmarshal([]byte(<-listen.lines), &sum); err != nil {

@@ -53,7 +53,7 @@ func TestRetransmitHTTP(t *testing.T) {
 	await := func(what string, ok func(s map[string]any) bool) {
 		t.Helper()
 		var s map[string]any
-		for deadline := time.Now().Add(30 * time.Second); time.Now().Before(deadline); <-time.After(5 * time.Millisecond) {
+		for deadline := time.Now().Add(hang); time.Now().Before(deadline); <-time.After(5 * time.Millisecond) {
 			if s = httpStatus(t, http); ok(s) {
 				return
 			}

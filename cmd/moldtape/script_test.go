@@ -67,7 +67,7 @@ func waitFor(ts *testscript.TestScript, neg bool, args []string) {
 	re, err := regexp.Compile("(?m)" + args[1])
 	ts.Check(err)
 	path := ts.MkAbs(args[0])
-	deadline := time.Now().Add(60 * time.Second)
+	deadline := time.Now().Add(hang)
 	for {
 		b, err := os.ReadFile(path)
 		if err != nil && !errors.Is(err, fs.ErrNotExist) {

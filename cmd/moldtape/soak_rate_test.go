@@ -70,7 +70,7 @@ func (r *rated) publish(rate float64, d time.Duration) (s rateStep) {
 		}
 	}
 	s.rate = float64(r.next-first) / time.Since(began).Seconds()
-	for end := time.Now().Add(4 * time.Minute); ; <-time.After(20 * time.Millisecond) {
+	for end := time.Now().Add(2 * hang); ; <-time.After(20 * time.Millisecond) {
 		_, _ = r.line.Send([][]byte{moldcast.AppendHeader(nil, session, r.next, 0)}) // what was dropped last is told with the next
 		if x := r.session(); num(r.t, x, "next_seq") == int(r.next) && num(r.t, x, "durable_seq") == int(r.next) {
 			break
@@ -138,7 +138,7 @@ func (r *rated) cpu() float64 {
 func TestSoakRate(t *testing.T) {
 	dir := t.TempDir()
 	r := &rated{t: t, next: 1, src: newSourceOf(t, 1<<40, 0, 30, soakPacket)}
-	r.node = moldtape(t, dir, "capture", "--line", "127.0.0.1:0", "--rerequest", r.src.addr(), "--until-end", "--strict", "--nak-budget", "5m",
+	r.node = moldtape(t, dir, "capture", "--line", "127.0.0.1:0", "--rerequest", r.src.addr(), "--until-end", "--strict", "--nak-budget", "1h",
 		"--http", "127.0.0.1:0", "--log-level", "warn")
 	ready := r.node.event("ready")
 	r.http = ready["http"].(string)

@@ -6,6 +6,7 @@ import (
 	"bytes"
 	"encoding/binary"
 	"encoding/json"
+	"errors"
 	"flag"
 	"fmt"
 	"io"
@@ -120,7 +121,7 @@ type soak struct {
 	end         moldcast.Seq // one past the last message, once the sender has ended
 	cut         int          // packets lost on both lines
 	followed    moldcast.Seq // where the reader is
-	connections int          // it was given
+	connections atomic.Int64 // it was given
 	asked, got  int          // requests, and their answers
 	fault       atomic.Pointer[string]
 }
@@ -132,7 +133,7 @@ func (s *soak) failf(format string, args ...any) {
 
 // start starts the node, at the addresses it had before.
 func (s *soak) start() {
-	args := []string{"capture", "--rerequest", s.src.addr(), "--until-end", "--strict", "--nak-budget", "5m",
+	args := []string{"capture", "--rerequest", s.src.addr(), "--until-end", "--strict", "--nak-budget", "1h",
 		"--segment-size", fmt.Sprint(s.segment), "--sync", "20ms", "--log-level", "warn"}
 	lines := []any{"127.0.0.1:0", "127.0.0.2:0"}
 	if s.lines != nil {
@@ -215,17 +216,16 @@ func (s *soak) ask() {
 			continue
 		}
 		q := moldcast.Request{Session: session, First: 1 + moldcast.Seq(rng.Uint64N(head-1)), Count: 20}
-		s.asked++
-		_, _ = conn.Write(moldcast.AppendRequest(nil, q))
+		_, err := conn.Write(moldcast.AppendRequest(nil, q))
 		_ = conn.SetReadDeadline(time.Now().Add(time.Second))
-		for {
-			n, err := conn.Read(buf)
-			if err != nil {
+		for answered := false; err == nil && !answered; {
+			var n int
+			if n, err = conn.Read(buf); err != nil {
 				break // late, or the node is down
 			}
-			p, err := moldcast.Parse(buf[:n])
-			if err != nil || p.Msgs.Len() == 0 {
-				s.failf("answer %x: %v", buf[:n], err)
+			p, bad := moldcast.Parse(buf[:n])
+			if bad != nil || p.Msgs.Len() == 0 {
+				s.failf("answer %x: %v", buf[:n], bad)
 				return
 			}
 			if p.First != q.First {
@@ -235,7 +235,10 @@ func (s *soak) ask() {
 				s.failf("the answer to %d differs from what was published", q.First)
 			}
 			s.got++
-			break
+			answered = true
+		}
+		if !errors.Is(err, syscall.ECONNREFUSED) {
+			s.asked++ // of a node that is there
 		}
 	}
 }
@@ -282,7 +285,7 @@ func (s *soak) read() (over bool, err error) {
 	var stream soakStream
 	body := make([]byte, 65536)
 	for {
-		_ = conn.SetReadDeadline(time.Now().Add(30 * time.Second))
+		_ = conn.SetReadDeadline(time.Now().Add(hang))
 		if _, err := io.ReadFull(conn, head[:]); err != nil {
 			return false, err
 		}
@@ -299,7 +302,7 @@ func (s *soak) read() (over bool, err error) {
 				return true, err
 			}
 			stream.next = moldcast.Seq(seq)
-			s.connections++
+			s.connections.Add(1)
 		case 'S':
 			if _, err := stream.Write(moldcast.AppendMessage(nil, b)); err != nil {
 				s.failf("recovery stream: %v", err)
@@ -434,7 +437,14 @@ func runSoak(t *testing.T, d, restart time.Duration) {
 				}
 				s.node.exit(min(num(t, st, "holes"), 1)) // strict
 			}
+			// The reader has seen the node, however short what is left of its life is.
+			before := s.connections.Load()
 			s.start()
+			for end := time.Now().Add(hang); s.connections.Load() == before && s.fault.Load() == nil; <-time.After(5 * time.Millisecond) {
+				if time.Now().After(end) {
+					t.Fatal("the reader does not come back")
+				}
+			}
 			nextRestart = since() + restart
 		}
 	}
@@ -444,7 +454,7 @@ func runSoak(t *testing.T, d, restart time.Duration) {
 	s.node.exit(0)
 	select {
 	case <-followed:
-	case <-time.After(time.Second):
+	case <-time.After(hang):
 	}
 	finish()
 	if f := s.fault.Load(); f != nil {
@@ -466,12 +476,12 @@ func runSoak(t *testing.T, d, restart time.Duration) {
 	if o, r := num(t, stopped, "gaps_opened"), num(t, stopped, "gaps_recovered"); o != r {
 		t.Errorf("%d gaps opened, %d recovered", o, r)
 	}
-	if restart == 0 && (num(t, stopped, "messages") != total || s.followed != s.end || s.connections != 1) {
-		t.Errorf("%d messages of %d; the reader got to %d over %d connections", num(t, stopped, "messages"), total, s.followed, s.connections)
+	if restart == 0 && (num(t, stopped, "messages") != total || s.followed != s.end || s.connections.Load() != 1) {
+		t.Errorf("%d messages of %d; the reader got to %d over %d connections", num(t, stopped, "messages"), total, s.followed, s.connections.Load())
 	}
 	t.Logf("%d messages in %v, %d packets lost on both lines, %d requests, %d recovered, %d dropped by the kernel, %d by the node; the reader got to %d over %d connections; %d of %d questions answered; %d exports beside it; %d restarts",
 		total, since().Truncate(time.Second), s.cut, num(t, stopped, "naks_sent"), num(t, stopped, "messages_recovered"),
-		num(t, stopped, "kernel_dropped"), num(t, stopped, "queue_dropped"), s.followed, s.connections, s.got, s.asked, exports, restarts)
+		num(t, stopped, "kernel_dropped"), num(t, stopped, "queue_dropped"), s.followed, s.connections.Load(), s.got, s.asked, exports, restarts)
 	if s.cut == 0 || num(t, stopped, "naks_sent") == 0 || s.got < s.asked/2 {
 		t.Error("that shows little")
 	}

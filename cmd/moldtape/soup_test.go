@@ -43,7 +43,7 @@ func pullAs(user, addr, session, seq string) (said string, file, state []byte) {
 	n := 0
 	for {
 		var head [3]byte
-		_ = conn.SetReadDeadline(time.Now().Add(30 * time.Second))
+		_ = conn.SetReadDeadline(time.Now().Add(hang))
 		if _, err := io.ReadFull(conn, head[:]); err != nil {
 			return said + err.Error(), file, state
 		}
