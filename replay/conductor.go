@@ -182,6 +182,7 @@ func (c *conductor) turn(ctx context.Context) (done bool, err error) {
 		if c.seeking {
 			c.seeking = false
 			c.sched.Seek(now, c.target)
+			c.limit.Forget()
 		}
 	}
 	var it *item
@@ -195,7 +196,7 @@ func (c *conductor) turn(ctx context.Context) (done bool, err error) {
 	due, busy := gap.Never, -1
 	if it != nil {
 		if due = c.sched.Due(it.place); it.kind == packet {
-			if due = c.limit.Release(due, now); due <= now {
+			if due = c.limit.Release(due); due <= now {
 				busy = int(it.stream)
 			}
 		}
@@ -481,7 +482,7 @@ func (c *conductor) send(ctx context.Context, it *item, now moldcast.Instant, st
 		}
 		due := now
 		if !step {
-			if due = c.sched.Due(n.place); due > now || c.limit.Release(due, now) > now {
+			if due = c.sched.Due(n.place); due > now || c.limit.Release(due) > now {
 				break
 			}
 		}
@@ -639,6 +640,7 @@ func (c *conductor) again(now moldcast.Instant) bool {
 	c.ra.close()
 	c.sched.Pause(now)
 	c.sched.Rewind(now)
+	c.limit.Forget()
 	c.p.newSpaces(c.loop)
 	c.begin(now)
 	return false

@@ -49,12 +49,20 @@ func NewLimiter(k float64) Limiter {
 }
 
 // Release is when the next packet may go if it is due at due: then, or later
-// where it is late already. It is never in the way of a packet that is not due.
-func (l *Limiter) Release(due, now Instant) Instant {
-	if l.part == 0 || due >= now {
+// where the one before it was late. So the last of what is made up for keeps its
+// distance from what is on time again.
+func (l *Limiter) Release(due Instant) Instant {
+	if l.part == 0 {
 		return due
 	}
 	return max(due, l.from+l.after(due))
+}
+
+// Forget begins anew: what comes next has nothing before it.
+func (l *Limiter) Forget() {
+	if l.part != 0 {
+		*l = Limiter{part: l.part, slack: slack}
+	}
 }
 
 // after is the distance that late packets keep.
@@ -71,10 +79,7 @@ func (l *Limiter) Sent(due, now Instant) {
 	if l.part == 0 {
 		return
 	}
-	at := due
-	if due < now {
-		at = max(due, l.from+l.after(due))
-	}
+	at := l.Release(due)
 	switch late := now - due; {
 	case late <= slack:
 		l.slack, l.worst = slack, 0
