@@ -8,6 +8,7 @@ import (
 	"os"
 	"path/filepath"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 
@@ -21,7 +22,7 @@ import (
 func TestSettledAlike(t *testing.T) {
 	live := filepath.Join(t.TempDir(), "live")
 	o := store.DefaultOptions()
-	o.Sync, o.Wait, o.Node = 0, true, "captured"
+	o.Sync, o.BlockAge, o.Wait, o.Node = 0, time.Hour, true, "captured" // it stays as it is while it is copied
 	a, err := store.OpenOrCreate(live, o)
 	if err != nil {
 		t.Fatal(err)

@@ -21,6 +21,8 @@ type Snapshots struct {
 	// Channels are those whose snapshots are served; empty: all.
 	Channels []string
 	Max      int64 // PUT takes at most so many bytes; 0: it is refused
+
+	patience time.Duration // tests: so much longer than others may an upload take
 }
 
 // Who uploads or downloads is one of a few, and each must get on: a client that
@@ -156,7 +158,7 @@ func (s *Snapshots) put(w http.ResponseWriter, r *http.Request, ref store.Ref) e
 		return fmt.Errorf("a snapshot of %d bytes: this node takes %d at most: %w", r.ContentLength, s.Max, &http.MaxBytesError{Limit: s.Max})
 	}
 	rc := http.NewResponseController(w)
-	body := &pacedBody{http.MaxBytesReader(w, r.Body, s.Max), paced{rc.SetReadDeadline, readTime, time.Now(), 0}}
+	body := &pacedBody{http.MaxBytesReader(w, r.Body, s.Max), paced{rc.SetReadDeadline, readTime + s.patience, time.Now().Add(s.patience), 0}}
 	host, _, _ := net.SplitHostPort(r.RemoteAddr)
 	info, err := s.Archive.PutSnapshot(ref, q, body, "http from "+host)
 	_ = rc.SetWriteDeadline(time.Now().Add(writeTime)) // it ran while the body came

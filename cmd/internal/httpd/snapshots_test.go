@@ -146,7 +146,7 @@ func TestSnapshotsOverHTTP(t *testing.T) {
 // is one again when they go.
 func TestSnapshotUploadsAreFew(t *testing.T) {
 	a, _ := recorded(t)
-	_, url := server(t, Config{Status: always(), Snapshots: &Snapshots{Archive: a, Max: 1 << 30}})
+	_, url := server(t, Config{Status: always(), Snapshots: &Snapshots{Archive: a, Max: 1 << 30, patience: time.Hour}})
 	dir := filepath.Join(a.Dir(), "c", "S@1", "snapshots")
 	var conns []net.Conn
 	for i := range maxUploads {
