@@ -19,11 +19,16 @@ import (
 
 // rawLine receives datagrams, and knows nothing of what they are.
 type rawLine struct {
-	conn *net.UDPConn
-	mu   sync.Mutex
-	got  []string
-	at   []time.Time
+	conn  *net.UDPConn
+	mu    sync.Mutex
+	got   []string
+	at    []time.Time
+	takes int    // how often it was taken from
+	over  string // the fence that was read last
 }
+
+// fence begins a datagram that a test sends behind all others.
+const fence = "over"
 
 func newRawLine(t *testing.T) *rawLine {
 	conn, err := net.ListenUDP("udp4", &net.UDPAddr{IP: net.IPv4(127, 0, 0, 1)})
@@ -41,7 +46,11 @@ func newRawLine(t *testing.T) *rawLine {
 				return
 			}
 			l.mu.Lock()
-			l.got, l.at = append(l.got, string(buf[:n])), append(l.at, time.Now())
+			if bytes.HasPrefix(buf[:n], []byte(fence)) {
+				l.over = string(buf[:n])
+			} else {
+				l.got, l.at = append(l.got, string(buf[:n])), append(l.at, time.Now())
+			}
 			l.mu.Unlock()
 		}
 	}()
@@ -50,16 +59,17 @@ func newRawLine(t *testing.T) *rawLine {
 
 func (l *rawLine) addr() string { return l.conn.LocalAddr().String() }
 
-// take is what came until n datagrams did, or none for a while.
-func (l *rawLine) take(n int) (got []string, at []time.Time) {
-	quiet := time.Now()
-	for last := -1; ; time.Sleep(2 * time.Millisecond) { // polls the socket's reader
+// take is what has come: all that was sent before.
+func (l *rawLine) take(t *testing.T) (got []string, at []time.Time) {
+	t.Helper()
+	c := dial(t, l.addr())
+	defer c.Close()
+	l.takes++
+	mine := fmt.Sprint(fence, l.takes)
+	for end := time.Now().Add(hang); time.Now().Before(end); <-time.After(5 * time.Millisecond) {
+		_, _ = c.Write([]byte(mine))
 		l.mu.Lock()
-		k := len(l.got)
-		if k != last {
-			last, quiet = k, time.Now()
-		}
-		if k >= n && time.Since(quiet) > 50*time.Millisecond || time.Since(quiet) > 5*time.Second {
+		if l.over == mine {
 			got, at = l.got, l.at
 			l.got, l.at = nil, nil
 			l.mu.Unlock()
@@ -67,6 +77,8 @@ func (l *rawLine) take(n int) (got []string, at []time.Time) {
 		}
 		l.mu.Unlock()
 	}
+	t.Fatal("nothing is read")
+	return nil, nil
 }
 
 // describe says what a datagram is, for a difference that can be read.
@@ -125,7 +137,7 @@ func TestAsHeard(t *testing.T) {
 	var lines [2][][]byte
 	for l := range lines {
 		lines[l] = lossyLine(rnd, packets, func(i int) bool { return i < 4 || i >= len(packets)-4 })
-		lines[l] = append(lines[l], mark(next, 0), mark(next, moldcast.EndCount), mark(next, moldcast.EndCount))
+		lines[l] = append(lines[l], mark(next, 0), mark(next, moldcast.EndCount))
 	}
 
 	http := ""
@@ -138,18 +150,25 @@ func TestAsHeard(t *testing.T) {
 	}
 	cap, to := capture("first")
 	sent := 0
-	for i := range max(len(lines[0]), len(lines[1])) {
+	send := func(l int, b []byte) {
+		if _, err := to[l].Write(b); err != nil {
+			t.Fatal(err)
+		}
+		sent++
+	}
+	most := max(len(lines[0]), len(lines[1])) - 1
+	for i := range most {
 		for l := range lines {
-			if i < len(lines[l]) {
-				if _, err := to[l].Write(lines[l][i]); err != nil {
-					t.Fatal(err)
-				}
-				sent++
+			if i < len(lines[l])-1 {
+				send(l, lines[l][i])
 			}
 		}
-		if i%32 == 31 { // no more under way than the smallest buffer holds
+		if i%32 == 31 || i == most-1 { // no more under way than the smallest buffer holds
 			waitStatus(t, http, func(s map[string]any) bool { return num(t, s, "packets") >= sent })
 		}
+	}
+	for l := range lines { // with the second the capture ends
+		send(l, lines[l][len(lines[l])-1])
 	}
 	cap.exit(0)
 
@@ -160,7 +179,7 @@ func TestAsHeard(t *testing.T) {
 		for _, d := range lines[l] {
 			want = append(want, string(d))
 		}
-		got, _ := raw.take(len(want))
+		got, _ := raw.take(t)
 		if !slices.Equal(want, got) {
 			t.Fatalf("line %d: %s", l, cmp.Diff(describe(want), describe(got)))
 		}
@@ -181,7 +200,7 @@ func TestAsHeard(t *testing.T) {
 	from := packets[200][0]
 	run(t, dir, 0, "replay", "ab/E2E", "--archive", "first", "--as-heard", "--group", a.addr(), "--line-b", b.addr(), "--speed", "max", "--linger", "0s", "--from-seq", fmt.Sprint(from))
 	for l, raw := range []*rawLine{a, b} {
-		got, _ := raw.take(1)
+		got, _ := raw.take(t)
 		all := lines[l]
 		if n := len(got); n == 0 || n >= len(all) || string(all[len(all)-n]) != got[0] {
 			t.Fatalf("line %d: %d of %d datagrams", l, n, len(all))
@@ -248,38 +267,51 @@ func TestAsHeardNeedsALog(t *testing.T) {
 // by its time.
 func TestReplayOfHeartbeatsAndRepairs(t *testing.T) {
 	dir := t.TempDir()
-	src := newSource(t, 1000, 0)
-	p := moldtape(t, dir, "capture", "--archive", "rec", "--channel", "ab", "--line", "127.0.0.1:0", "--line", "127.0.0.2:0", "--rerequest", src.addr(), "--start", "live", "--until-end")
-	to := lineAddrs(t, p.event("ready"))
-	send := func(d []byte) {
-		for _, c := range to {
-			_, _ = c.Write(d)
+	begun := time.Now()
+	const step = 80 * time.Millisecond
+	seq, lost := moldcast.Seq(0), moldcast.Seq(0) // nobody brings that one
+	archive := ""
+	// record sends a step apart, and reports whether that was so: a busy machine
+	// may delay any.
+	record := func(archive string) bool {
+		src := newSource(t, 1000, 0)
+		p := moldtape(t, dir, "capture", "--archive", archive, "--channel", "ab", "--line", "127.0.0.1:0", "--line", "127.0.0.2:0", "--rerequest", src.addr(), "--start", "live", "--until-end", "--nak-budget", "1h")
+		to := lineAddrs(t, p.event("ready"))
+		due, regular := time.Now(), true
+		send := func(d []byte) {
+			<-time.After(time.Until(due))
+			for _, c := range to {
+				_, _ = c.Write(d)
+			}
+			regular = regular && time.Since(due) < step/4
+			due = due.Add(step)
+		}
+		for seq = 1; seq <= 4; seq++ {
+			src.published(seq + 1)
+			send(packet(seq, seq+1))
+		}
+		for range 3 {
+			send(mark(seq, 0))
+		}
+		lost = seq
+		src.published(lost + 2)
+		due = due.Add(step)
+		send(packet(lost+1, lost+2))
+		seq = lost + 2
+		src.published(seq)
+		send(mark(seq, moldcast.EndCount))
+		p.ended(seq, to...)
+		p.exit(0)
+		return regular
+	}
+	for n := 0; ; n++ {
+		if archive = fmt.Sprint("rec", n); record(archive) {
+			break
+		}
+		if time.Since(begun) > hang {
+			t.Fatal("nothing is sent at its time")
 		}
 	}
-	const step = 40 * time.Millisecond
-	tick := time.NewTicker(step)
-	defer tick.Stop()
-	seq := moldcast.Seq(1)
-	for range 4 {
-		src.published(seq + 1)
-		send(packet(seq, seq+1))
-		seq++
-		<-tick.C
-	}
-	for range 3 {
-		send(mark(seq, 0))
-		<-tick.C
-	}
-	lost := seq // nobody brings it
-	src.published(lost + 2)
-	<-tick.C
-	send(packet(lost+1, lost+2))
-	seq = lost + 2
-	src.published(seq)
-	<-tick.C
-	send(mark(seq, moldcast.EndCount))
-	send(mark(seq, moldcast.EndCount))
-	p.exit(0)
 
 	raw := newRawLine(t)
 	want := []string{string(mark(1, 0))} // a session opens with one
@@ -292,9 +324,9 @@ func TestReplayOfHeartbeatsAndRepairs(t *testing.T) {
 	want = append(want, string(mark(lost, 0)), string(mark(lost, 0)), string(packet(lost, lost+1)), string(mark(lost+1, 0)),
 		string(packet(lost+1, lost+2)), string(mark(seq, moldcast.EndCount)))
 	at := time.Duration(0)
-	for try := range 5 { // a busy machine may delay any one
-		out := run(t, dir, 0, "replay", "ab/E2E", "--archive", "rec", "--group", raw.addr(), "--speed", "0.5", "--heartbeat", "5s", "--linger", "0s", "--json")
-		got, times := raw.take(len(want))
+	for try := 0; time.Since(begun) < 2*hang; try++ { // a busy machine may delay any one
+		out := run(t, dir, 0, "replay", "ab/E2E", "--archive", archive, "--group", raw.addr(), "--speed", "0.5", "--heartbeat", "5s", "--linger", "0s", "--json")
+		got, times := raw.take(t)
 		if !slices.Equal(want, got) {
 			t.Fatal(cmp.Diff(describe(want), describe(got)))
 		}
