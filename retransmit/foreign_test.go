@@ -27,13 +27,18 @@ func foreign(addr string, next uint64, most int) (msgs [][]byte, ended bool, err
 		return nil, false, err
 	}
 	defer conn.Close()
-	_ = conn.SetDeadline(time.Now().Add(time.Minute))
 	login := fmt.Sprintf("L%-6s%-10s%-10s%20d", "user", "password", "DAY1", next)
 	if _, err := conn.Write(append(binary.BigEndian.AppendUint16(nil, uint16(len(login))), login...)); err != nil {
 		return nil, false, err
 	}
 	accepted := false
+	beat := time.Time{}
 	for len(msgs) < most {
+		if time.Since(beat) >= time.Second { // else it is taken for dead
+			beat = time.Now()
+			_ = conn.SetDeadline(beat.Add(time.Minute))
+			_, _ = conn.Write([]byte("\x00\x01R")) // if it fails, reading tells why
+		}
 		var size [2]byte
 		if _, err := io.ReadFull(conn, size[:]); err != nil {
 			return msgs, false, err
