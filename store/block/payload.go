@@ -3,6 +3,9 @@ package block
 import (
 	"math"
 	"math/bits"
+	"slices"
+
+	"github.com/klauspost/compress/s2"
 )
 
 // columns makes payloads in columns, where those are smaller than rows.
@@ -14,6 +17,7 @@ type columns struct {
 	lags  *lagWriter
 
 	zipped, tail []byte
+	counts       [256]uint32
 
 	learns bool // by itself
 }
@@ -29,6 +33,7 @@ type History struct {
 	ratio, tried float64 // stored bytes a raw one of rows, and of columns, when rows were last tried
 	sample       float64 // … and of a sample of the rows; 0: unknown
 	mix          mix     // of the messages then
+	size         float64 // bytes of rows then
 	blocks       int     // since then
 	best         float64 // the least stored bytes a raw one by these plans
 	wants        bool
@@ -46,12 +51,14 @@ const (
 	tryEvery  = 64
 	tryBelow  = 0.85
 	tryChange = 0.1
+	trySize   = 1.25
+	tryLittle = 0.1      // of that little a sample says nothing, and trying costs next to nothing
 	smallRaw  = 32 << 10 // blocks that cost nothing are always tried
 
 	mixChange   = 0.3
 	sampleRaw   = 16 << 10
 	sampleBelow = 0.7 // is tryBelow, by what a sample says
-	likeness    = 3   // … of what takes at most so many times as much, or as little
+	likeness    = 3.0 // … of what takes at most so many times as much, or as little
 
 	// LeastLearn is the fewest bytes of rows that teach anything.
 	LeastLearn = 16 << 10
@@ -148,7 +155,7 @@ func (e *Encoder) payload(dst []byte, b *Block) []byte {
 	dst = e.leastSection(dst, at, tagPayload, codec, b.rows, try, &c.rows)
 	if try && raw > smallRaw {
 		zipped := len(c.zipped)
-		c.blocks, c.ratio, c.tried = 0, float64(zipped)/float64(raw), float64(stored)/float64(raw)
+		c.blocks, c.size, c.ratio, c.tried = 0, float64(raw), min(float64(zipped)/float64(raw), e.entropy(b.rows)), float64(stored)/float64(raw)
 		if c.mix, c.History.sample = c.split.mix(), 0; float64(stored) <= tryBelow*float64(zipped) {
 			c.History.sample = e.sample(b.rows)
 		}
@@ -166,17 +173,21 @@ func (e *Encoder) tryRows(stored int, rows []byte) bool {
 	if len(rows) <= smallRaw || h.ratio == 0 || h.blocks >= tryEvery || e.col.split.mix().differs(h.mix) {
 		return true
 	}
-	change := now / h.tried
-	if math.Abs(change-1) <= tryChange {
-		return now > tryBelow*h.ratio
+	if raw > trySize*h.size || raw*trySize < h.size { // where all is repeated, rows take no more for more of it
+		return true
 	}
-	// What suddenly takes more, or less, may be something else: a sample says what
-	// rows would take.
+	change := now / h.tried
 	if h.sample == 0 || change < 1/likeness || change > likeness {
 		return true
 	}
+	// Rows may take less also where columns take what they took: a sample says so.
+	below := sampleBelow
+	if math.Abs(change-1) <= tryChange {
+		below = tryBelow
+	}
 	like := e.sample(rows) / h.sample
-	return like < 1/likeness || like > likeness || now > sampleBelow*h.ratio*like
+	guess := h.ratio * like
+	return like < 1/likeness || like > likeness || guess < tryLittle || now > below*guess
 }
 
 // mix is how many bytes of messages there are, of all: of each shape, and of none by
@@ -207,13 +218,28 @@ func (m mix) differs(o mix) bool {
 	return d > mixChange
 }
 
-// sample is how many stored bytes a raw one some of rows takes; never 0.
+// sample is how many stored bytes a raw one some of rows takes, by S2, which is
+// quick and sees what makes the difference to columns: what is repeated; never 0.
 func (e *Encoder) sample(rows []byte) float64 {
 	c := e.col
 	n := min(sampleRaw, len(rows))
 	at := (len(rows) - n) / 2
-	c.zipped = e.z.EncodeAll(rows[at:at+n], c.zipped[:0])
-	return float64(len(c.zipped)) / float64(n)
+	c.zipped = slices.Grow(c.zipped[:0], s2.MaxEncodedLen(n))
+	return float64(len(s2.Encode(c.zipped[:cap(c.zipped)], rows[at:at+n]))) / float64(n)
+}
+
+// entropy is how many bytes a raw one takes whatever is beside it. A compressor
+// that finds nothing repeated may give up above that; it need not the next time.
+func (e *Encoder) entropy(rows []byte) (n float64) {
+	counts := &e.col.counts
+	histogram(counts, rows)
+	for _, k := range counts {
+		if k > 0 {
+			p := float64(k) / float64(len(rows))
+			n -= p * math.Log2(p) / 8
+		}
+	}
+	return n
 }
 
 // note says whether the plans still fit.
