@@ -637,6 +637,7 @@ func (c *conductor) again(now moldcast.Instant) bool {
 		return true
 	}
 	c.loop++
+	c.steps, c.stepTo = 0, 0 // steps end with the loop, else packets of the next go by themselves in a pause
 	c.ra.close()
 	c.sched.Pause(now)
 	c.sched.Rewind(now)

@@ -33,7 +33,7 @@ func (p *Player) SeekSeq(stream int, seq moldcast.Seq, at moldcast.Stamp) {
 func (p *Player) Step() { p.StepPackets(1) }
 
 // StepPackets pauses and sends the next n packets at once; the end of a stream
-// counts as one.
+// counts as one. Steps end with the loop.
 func (p *Player) StepPackets(n int) {
 	p.order(func(o *orders) {
 		o.pause, o.resume, o.toggle = true, false, false

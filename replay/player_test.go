@@ -568,6 +568,23 @@ func TestStep(t *testing.T) {
 	})
 }
 
+// What is left of steps at the end of a loop does not go on in the next.
+func TestStepsEndWithTheLoop(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		w := newWire(t)
+		p, result, _ := start(t, Config{Streams: []Stream{train(0, 10*s1).stream(w)}, Loop: 2})
+		after(time.Second)
+		p.StepPackets(9)
+		after(time.Hour)
+		equal(t, "in the pause", w.firsts(), []moldcast.Seq{1, 2})
+		p.Resume()
+		if _, err := result(); err != nil {
+			t.Fatal(err)
+		}
+		equal(t, "in all", w.firsts(), []moldcast.Seq{1, 2, 1, 2})
+	})
+}
+
 func TestSeek(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		var at []int64

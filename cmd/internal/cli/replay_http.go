@@ -63,7 +63,7 @@ func (r *remote) status() replayStatus {
 		Late: s.Late.Seconds(), MostLate: s.MostLate.Seconds(), Packets: s.Packets, Messages: s.Messages,
 	}
 	switch {
-	case s.Ended:
+	case s.Ended && s.Loop >= r.cfg.Loop:
 		out.State = "ended"
 	case r.stopping.Load():
 		out.State = "stopping"
@@ -213,7 +213,7 @@ func (r *remote) seek(v url.Values) error {
 	case s.Packets == 0:
 		return errors.New("nothing was sent yet")
 	case s.Ended:
-		return errors.New("the replay has ended")
+		return errors.New("the replay, or this loop of it, has ended")
 	}
 	if v.Has("time") {
 		if v.Has("session") {
