@@ -167,7 +167,7 @@ func (c *Channel) watch(now moldcast.Instant) {
 		args := []any{"channel", c.cfg.Channel, "reason", ReasonGap, "since", c.wall(h.gap.since), "gaps", o.Gaps, "messages", o.Messages, "times", h.gap.unsaid}
 		if len(o.Ranges) > 0 {
 			r := o.Ranges[0]
-			args = append(args, "session", r.Session, "first_seq", r.FirstSeq, "last_seq", r.LastSeq, "tries", r.Tries)
+			args = append(args, "session", r.Session, "first_seq", r.FirstSeq, "tries", r.Tries) // it may be a part of a gap: its end says little
 		}
 		log.Warn("degraded: a gap stays open", args...)
 		h.gap.unsaid = 0

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"strings"
@@ -176,6 +177,10 @@ func openOutput(name string, stdout io.Writer) (o *output, w io.Writer, err erro
 		default:
 			o.temp = filepath.Join(filepath.Dir(o.name), fmt.Sprintf(".%s.%d.tmp", filepath.Base(o.name), os.Getpid()))
 			o.f, err = os.OpenFile(o.temp, os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o666)
+			var at *fs.PathError
+			if errors.As(err, &at) { // of the name that was given, not of the hidden one beside it
+				err = fmt.Errorf("%s: cannot be written: %w", name, at.Err)
+			}
 			if err != nil {
 				return nil, nil, err
 			}

@@ -88,6 +88,9 @@ func (e *env) status(ctx context.Context, addr string, readers, clients bool) er
 	if err := json.Unmarshal(body, &d); err != nil || d.State == "" {
 		return faultf("%s: what answers there is no moldtape node", addr)
 	}
+	if d.Role == "" && d.Channels == nil && !e.json {
+		return faultf("%s: neither a capture nor a retransmit answers there; of a replay --json shows its /status", addr)
+	}
 	show, bad := func(w io.Writer) error { return printStatus(w, d, readers) }, failing(d)
 	if d.Role == httpd.RoleRetransmit {
 		var served httpd.Serving
