@@ -2,7 +2,6 @@ package retransmit
 
 import (
 	"bytes"
-	"context"
 	"errors"
 	"fmt"
 	"net"
@@ -311,12 +310,9 @@ func tcp(t *testing.T, cfg StreamConfig) *StreamServer {
 	if err != nil {
 		t.Fatal(err)
 	}
-	ctx, cancel := context.WithCancel(context.Background())
-	ended := make(chan error, 1)
-	go func() { ended <- s.Run(ctx) }()
+	stop := serving(s.Run)
 	t.Cleanup(func() {
-		cancel()
-		if err := <-ended; err != nil {
+		if err := stop(); err != nil {
 			t.Error(err)
 		}
 	})

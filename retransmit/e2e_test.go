@@ -1,7 +1,6 @@
 package retransmit
 
 import (
-	"context"
 	"math/rand/v2"
 	"net"
 	"net/netip"
@@ -27,12 +26,9 @@ func serve(t *testing.T, cfg Config) (*Server, func() Stats) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	ctx, cancel := context.WithCancel(context.Background())
-	done := make(chan error, 1)
-	go func() { done <- s.Run(ctx) }()
+	over := serving(s.Run)
 	stop := sync.OnceValue(func() Stats {
-		cancel()
-		if err := <-done; err != nil {
+		if err := over(); err != nil {
 			t.Error(err)
 		}
 		checkConserved(t, s.Stats())

@@ -223,6 +223,14 @@ type running struct {
 	stop func() error
 }
 
+// serving has a server run until stop, which answers with what Run did.
+func serving(run func(context.Context) error) (stop func() error) {
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan error, 1)
+	go func() { done <- run(ctx) }()
+	return sync.OnceValue(func() error { cancel(); return <-done })
+}
+
 func run(t *testing.T, cfg Config) running {
 	t.Helper()
 	conn := newTestConn()
@@ -231,10 +239,7 @@ func run(t *testing.T, cfg Config) running {
 	if err != nil {
 		t.Fatal(err)
 	}
-	ctx, cancel := context.WithCancel(context.Background())
-	done := make(chan error, 1)
-	go func() { done <- s.Run(ctx) }()
-	stop := sync.OnceValue(func() error { cancel(); return <-done })
+	stop := serving(s.Run)
 	t.Cleanup(func() { _ = stop() })
 	return running{s, conn, stop}
 }

@@ -152,13 +152,11 @@ func serveInMemory(t *testing.T, v Recordings, cfg StreamConfig, fn func(t *test
 	if err != nil {
 		t.Fatal(err)
 	}
-	ctx, cancel := context.WithCancel(t.Context())
-	ended := make(chan error, 1)
-	go func() { ended <- s.Run(ctx) }()
+	stop := serving(s.Run)
+	t.Cleanup(func() { _ = stop() }) // where fn ends the test
 	fn(t, s, p)
 	synctest.Wait()
-	cancel()
-	if err := <-ended; err != nil {
+	if err := stop(); err != nil {
 		t.Error(err)
 	}
 	st := s.Stats()
