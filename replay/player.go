@@ -45,10 +45,13 @@ type Status struct {
 	Speed             float64        // messages a second where a rate paces; 0: no waiting
 	Paused            bool           // by the user
 	Waiting           bool           // for a hole to be filled
-	Ended             bool           // End of Session was sent for every stream
-	Loop              int            // from 1
+	Ended             bool           // End of Session was sent for every stream, in this loop
+	Loop, Loops       int            // from 1
 	Late, MostLate    time.Duration  // of the last packet, and of any, against when it was due; negative: early
 }
+
+// Over reports whether that was the last loop too.
+func (s Status) Over() bool { return s.Ended && s.Loop >= s.Loops }
 
 // Player replays its streams once. Its methods may be called from any
 // goroutine, Run once.
@@ -148,7 +151,7 @@ func (p *Player) Status() Status {
 	return Status{
 		Packets: s.packets.Load(), Messages: s.messages.Load(),
 		Position: moldcast.Stamp(s.position.Load()), Speed: math.Float64frombits(s.speed.Load()),
-		Paused: s.paused.Load(), Waiting: s.waiting.Load(), Ended: s.ended.Load(), Loop: int(s.loop.Load()),
+		Paused: s.paused.Load(), Waiting: s.waiting.Load(), Ended: s.ended.Load(), Loop: int(s.loop.Load()), Loops: p.cfg.Loop,
 		Late: time.Duration(s.late.Load()), MostLate: time.Duration(s.lateMax.Load()),
 	}
 }

@@ -59,11 +59,11 @@ type remoteStream struct {
 func (r *remote) status() replayStatus {
 	s := r.player.Status()
 	out := replayStatus{
-		State: "playing", Loop: s.Loop, Loops: r.cfg.Loop, Pace: "speed", Speed: s.Speed,
+		State: "playing", Loop: s.Loop, Loops: s.Loops, Pace: "speed", Speed: s.Speed,
 		Late: s.Late.Seconds(), MostLate: s.MostLate.Seconds(), Packets: s.Packets, Messages: s.Messages,
 	}
 	switch {
-	case s.Ended && s.Loop >= r.cfg.Loop:
+	case s.Over():
 		out.State = "ended"
 	case r.stopping.Load():
 		out.State = "stopping"

@@ -38,7 +38,7 @@ func progressLine(s replay.Status) string {
 	}
 	how := fmt.Sprintf("speed %g", s.Speed)
 	switch {
-	case s.Ended:
+	case s.Over():
 		how = "ended"
 	case s.Paused:
 		how = "paused"
