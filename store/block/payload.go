@@ -17,7 +17,6 @@ type columns struct {
 	lags  *lagWriter
 
 	zipped, tail []byte
-	counts       [256]uint32
 
 	learns bool // by itself
 }
@@ -155,7 +154,7 @@ func (e *Encoder) payload(dst []byte, b *Block) []byte {
 	dst = e.leastSection(dst, at, tagPayload, codec, b.rows, try, &c.rows)
 	if try && raw > smallRaw {
 		zipped := len(c.zipped)
-		c.blocks, c.size, c.ratio, c.tried = 0, float64(raw), min(float64(zipped)/float64(raw), e.entropy(b.rows)), float64(stored)/float64(raw)
+		c.blocks, c.size, c.ratio, c.tried = 0, float64(raw), min(float64(zipped)/float64(raw), entropy(b.rows)), float64(stored)/float64(raw)
 		if c.mix, c.History.sample = c.split.mix(), 0; float64(stored) <= tryBelow*float64(zipped) {
 			c.History.sample = e.sample(b.rows)
 		}
@@ -230,9 +229,9 @@ func (e *Encoder) sample(rows []byte) float64 {
 
 // entropy is how many bytes a raw one takes whatever is beside it. A compressor
 // that finds nothing repeated may give up above that; it need not the next time.
-func (e *Encoder) entropy(rows []byte) (n float64) {
-	counts := &e.col.counts
-	histogram(counts, rows)
+func entropy(rows []byte) (n float64) {
+	var counts [256]uint32
+	histogram(&counts, rows)
 	for _, k := range counts {
 		if k > 0 {
 			p := float64(k) / float64(len(rows))

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"io/fs"
 	"os"
 	"path/filepath"
 	"strings"
@@ -177,12 +176,8 @@ func openOutput(name string, stdout io.Writer) (o *output, w io.Writer, err erro
 		default:
 			o.temp = filepath.Join(filepath.Dir(o.name), fmt.Sprintf(".%s.%d.tmp", filepath.Base(o.name), os.Getpid()))
 			o.f, err = os.OpenFile(o.temp, os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o666)
-			var at *fs.PathError
-			if errors.As(err, &at) { // of the name that was given, not of the hidden one beside it
-				err = fmt.Errorf("%s: cannot be written: %w", name, at.Err)
-			}
-			if err != nil {
-				return nil, nil, err
+			if err != nil { // *fs.PathError, of the hidden name: that given is told
+				return nil, nil, fmt.Errorf("%s: cannot be written: %w", name, errors.Unwrap(err))
 			}
 		}
 		w = o.f
