@@ -6,6 +6,7 @@ import (
 	"slices"
 
 	"github.com/moldtape/moldtape/moldcast"
+	"github.com/moldtape/moldtape/retransmit/admit"
 )
 
 const (
@@ -35,19 +36,14 @@ type Client struct {
 // place of one that has long been silent and asked little, so that those who
 // ask most stay, whoever floods it with forged sources. It has one owner.
 type census struct {
-	rows           []censusRow // 0 is none
-	byAddr         map[netip.Addr]int32
-	oldest, latest int32
-	forgotten      uint64 // clients that gave their place
-}
-
-type censusRow struct {
-	Client
-	prev, next int32 // by the newest request
+	rows      []Client // 0 is none
+	byAddr    map[netip.Addr]int32
+	recent    admit.Recency // by the newest request
+	forgotten uint64        // clients that gave their place
 }
 
 func newCensus() *census {
-	return &census{rows: make([]censusRow, 1, 64), byAddr: make(map[netip.Addr]int32)}
+	return &census{rows: make([]Client, 1, 64), byAddr: make(map[netip.Addr]int32)}
 }
 
 // asked takes note of a request of a client. r is the zero Request where what
@@ -77,60 +73,30 @@ func (c *census) refused(addr netip.Addr, why Reason) { c.find(addr).Refused[why
 
 // find is the row of a client that asked; that of nobody where it was
 // forgotten since.
-func (c *census) find(addr netip.Addr) *Client { return &c.rows[c.byAddr[addr]].Client }
+func (c *census) find(addr netip.Addr) *Client { return &c.rows[c.byAddr[addr]] }
 
 func (c *census) row(addr netip.Addr) *Client {
 	i, ok := c.byAddr[addr]
 	switch {
 	case ok:
-		if c.latest == i {
-			return &c.rows[i].Client
-		}
-		c.unlink(i)
 	case len(c.rows) <= censusSize:
 		i = int32(len(c.rows))
-		c.rows = append(c.rows, censusRow{Client: Client{Addr: addr}})
+		c.rows = append(c.rows, Client{Addr: addr})
 		c.byAddr[addr] = i
 	default:
-		i = c.oldest
-		for k, n := c.rows[i].next, 1; k != 0 && n < censusLook; k, n = c.rows[k].next, n+1 {
+		i = c.recent.Oldest()
+		for k, n := c.recent.Newer(i), 1; k != 0 && n < censusLook; k, n = c.recent.Newer(k), n+1 {
 			if c.rows[k].Requests < c.rows[i].Requests {
 				i = k
 			}
 		}
-		c.unlink(i)
 		delete(c.byAddr, c.rows[i].Addr)
-		c.rows[i].Client = Client{Addr: addr}
+		c.rows[i] = Client{Addr: addr}
 		c.byAddr[addr] = i
 		c.forgotten++
 	}
-	c.link(i)
-	return &c.rows[i].Client
-}
-
-func (c *census) link(i int32) {
-	x := &c.rows[i]
-	x.prev, x.next = c.latest, 0
-	if c.latest != 0 {
-		c.rows[c.latest].next = i
-	} else {
-		c.oldest = i
-	}
-	c.latest = i
-}
-
-func (c *census) unlink(i int32) {
-	x := &c.rows[i]
-	if x.prev != 0 {
-		c.rows[x.prev].next = x.next
-	} else {
-		c.oldest = x.next
-	}
-	if x.next != 0 {
-		c.rows[x.next].prev = x.prev
-	} else {
-		c.latest = x.prev
-	}
+	c.recent.Use(i)
+	return &c.rows[i]
 }
 
 // place is how much a client asked.

@@ -27,8 +27,8 @@ func TestCensusKeepsWhoAsksMost(t *testing.T) {
 	if x := c.find(heavy); len(top) != 3 || top[0] != (place{heavy, 89}) || x.Answered != 89 || x.Bytes != 890 {
 		t.Fatalf("%+v", top)
 	}
-	for i := c.oldest; i != c.latest; i = c.rows[i].next {
-		if c.rows[i].Last > c.rows[c.rows[i].next].Last {
+	for i := c.recent.Oldest(); c.recent.Newer(i) != 0; i = c.recent.Newer(i) {
+		if c.rows[i].Last > c.rows[c.recent.Newer(i)].Last {
 			t.Fatal("not by age")
 		}
 	}

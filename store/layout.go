@@ -310,16 +310,23 @@ func exclusive(in [][2]moldcast.Seq) []moldcast.Range {
 const sealHead = `{"sum":"`
 
 // encode is the file, and sets Sum.
-func (s *seal) encode() ([]byte, error) {
-	doc, err := json.Marshal(s)
+func (s *seal) encode() (b []byte, err error) {
+	b, s.Sum, err = encodeSeal(s)
+	return b, err
+}
+
+// encodeSeal is the file of a seal or of a tombstone, whose members follow the
+// sum of all behind it.
+func encodeSeal(members any) (b []byte, sum string, err error) {
+	doc, err := json.Marshal(members)
 	if err != nil {
-		return nil, err
+		return nil, "", err
 	}
 	rest := append([]byte(`",`), doc[1:]...)
 	rest = append(rest, '\n')
-	sum := sha256.Sum256(rest)
-	s.Sum = hex.EncodeToString(sum[:])
-	return append([]byte(sealHead+s.Sum), rest...), nil
+	h := sha256.Sum256(rest)
+	sum = hex.EncodeToString(h[:])
+	return append([]byte(sealHead+sum), rest...), sum, nil
 }
 
 // parseSeal reads the file; it says what is wrong.

@@ -76,14 +76,8 @@ type tombstone struct {
 }
 
 func (t *tombstone) encode() ([]byte, error) {
-	doc, err := json.Marshal(t)
-	if err != nil {
-		return nil, err
-	}
-	rest := append([]byte(`",`), doc[1:]...)
-	rest = append(rest, '\n')
-	sum := sha256.Sum256(rest)
-	return append([]byte(sealHead+hex.EncodeToString(sum[:])), rest...), nil
+	b, _, err := encodeSeal(t)
+	return b, err
 }
 
 func parseTombstone(b []byte) (*tombstone, error) {

@@ -45,13 +45,12 @@ type answer struct {
 
 // client is one row of the table.
 type client struct {
-	key        netip.Addr
-	account    account
-	prev, next int32 // by last use; 0 is none: row 0 is the shared one
-	loopback   bool
-	ring       *[lingered]answer // made at the first answer
-	newest     uint32            // ring[(newest-1)%lingered] is the newest
-	kept       uint32            // answers in ring
+	key      netip.Addr
+	account  account
+	loopback bool
+	ring     *[lingered]answer // made at the first answer
+	newest   uint32            // ring[(newest-1)%lingered] is the newest
+	kept     uint32            // answers in ring
 }
 
 // Admitter is the state of admission. It has one owner: its methods must not
@@ -63,10 +62,10 @@ type Admitter struct {
 	total    budget
 	spent    account // of total
 
-	rows           []client // 0 is shared by all that have no row
-	byKey          map[netip.Addr]int32
-	oldest, latest int32
-	stats          Stats
+	rows   []client // 0 is shared by all that have no row
+	byKey  map[netip.Addr]int32
+	recent Recency // without 0
+	stats  Stats
 }
 
 // Stats counts.
@@ -218,7 +217,7 @@ func key(addr netip.Addr) netip.Addr {
 func (a *Admitter) row(now moldcast.Instant, addr netip.Addr) *client {
 	key := key(addr)
 	if i, ok := a.byKey[key]; ok {
-		a.touch(i)
+		a.recent.Use(i)
 		return &a.rows[i]
 	}
 	var i int32
@@ -226,14 +225,13 @@ func (a *Admitter) row(now moldcast.Instant, addr netip.Addr) *client {
 		a.rows = append(a.rows, client{})
 		i = int32(len(a.rows) - 1)
 	} else {
-		i = a.oldest
+		i = a.recent.Oldest()
 		c := &a.rows[i]
 		b := a.budget(c)
 		c.account.fill(b, now)
 		if !c.account.full(b) || c.lingers(now, a.cfg) {
 			return &a.rows[0]
 		}
-		a.unlink(i)
 		delete(a.byKey, c.key)
 		a.stats.Replaced++
 	}
@@ -241,7 +239,7 @@ func (a *Admitter) row(now moldcast.Instant, addr netip.Addr) *client {
 	c.key, c.loopback, c.kept = key, addr.IsLoopback(), 0
 	c.account.open(a.budget(c), now)
 	a.byKey[key] = i
-	a.link(i)
+	a.recent.Use(i)
 	return c
 }
 
@@ -254,40 +252,6 @@ func (a *Admitter) budget(c *client) budget {
 		return a.loopback
 	}
 	return a.client
-}
-
-// The list of rows by last use.
-
-func (a *Admitter) touch(i int32) {
-	if a.latest != i {
-		a.unlink(i)
-		a.link(i)
-	}
-}
-
-func (a *Admitter) link(i int32) {
-	c := &a.rows[i]
-	c.prev, c.next = a.latest, 0
-	if a.latest != 0 {
-		a.rows[a.latest].next = i
-	} else {
-		a.oldest = i
-	}
-	a.latest = i
-}
-
-func (a *Admitter) unlink(i int32) {
-	c := &a.rows[i]
-	if c.prev != 0 {
-		a.rows[c.prev].next = c.next
-	} else {
-		a.oldest = c.next
-	}
-	if c.next != 0 {
-		a.rows[c.next].prev = c.prev
-	} else {
-		a.latest = c.prev
-	}
 }
 
 // Allowed reports whether the allow-list has addr.
