@@ -111,6 +111,45 @@ func FuzzParseAudit(f *testing.F) {
 	})
 }
 
+// aBatch is the representation of a batch of every kind that we write.
+func aBatch(t testing.TB) []byte {
+	var b pebble.Batch
+	for _, err := range []error{
+		b.LogData([]byte("note"), nil), b.Set([]byte("a"), bytes.Repeat([]byte("v"), 300), nil), b.Set([]byte("empty"), nil, nil), b.Delete([]byte("b"), nil),
+		b.DeleteRange([]byte("c"), []byte("d"), nil),
+	} {
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	return bytes.Clone(b.Repr())
+}
+
+// What Pebble would read beyond, or end the process for, is no batch.
+func TestIsBatch(t *testing.T) {
+	whole := aBatch(t)
+	if !isBatch(whole) || !isBatch(make([]byte, 12)) {
+		t.Error("a batch is refused")
+	}
+	for n := range whole {
+		if isBatch(whole[:n]) {
+			t.Errorf("%d of %d bytes pass", n, len(whole))
+		}
+	}
+	for name, keys := range map[string]string{
+		"a key of another kind":        "\x02\x01a\x00",
+		"a length of more than 32 bit": "\x00\xff\xff\xff\xff\xff\xff\xff\xff\xff\x01",
+		"a length beyond the record":   "\x00\xff\xff\xff\xff\x0f",
+		"a length that does not end":   "\x00\xff",
+		"a range that ends before":     "\x0f\x01b\x01a",
+		"two keys":                     "\x00\x01a\x00\x01b",
+	} {
+		if isBatch([]byte("\x00\x00\x00\x00\x00\x00\x00\x00\x01\x00\x00\x00" + keys)) {
+			t.Errorf("%s passes", name)
+		}
+	}
+}
+
 // A log of anything is looked through within its bounds; what lies behind damage
 // can be refused, and never does more than set and delete keys.
 func FuzzScanLog(f *testing.F) {
@@ -123,6 +162,11 @@ func FuzzScanLog(f *testing.F) {
 	}
 	f.Add(log, 40)
 	f.Add(append([]byte{1, 2, 3}, log...), 0)
+	payload := aBatch(f)
+	chunk := append(make([]byte, logHeader), payload...)
+	binary.LittleEndian.PutUint16(chunk[4:], uint16(len(payload)))
+	chunk[6] = logFull
+	f.Add(bytes.Repeat(chunk, 3), 40)
 	f.Fuzz(func(t *testing.T, b []byte, flip int) {
 		b = bytes.Clone(b)
 		// Checksums are made right from the beginning on, and then one is broken.
@@ -148,9 +192,33 @@ func FuzzScanLog(f *testing.F) {
 		size := 0
 		for _, r := range d.beyond {
 			size += len(r)
-			p := new(pebble.Batch)
-			if p.SetRepr(r) == nil {
-				onlyKeys(p)
+			if !isBatch(r) {
+				continue
+			}
+			var p pebble.Batch
+			if err := p.SetRepr(r); err != nil {
+				t.Fatal(err)
+			}
+			keys := uint32(0)
+			for read := p.Reader(); ; {
+				kind, _, _, ok, err := read.Next()
+				if err != nil {
+					t.Fatal(err)
+				}
+				if !ok {
+					break
+				}
+				switch kind {
+				case pebble.InternalKeyKindLogData:
+					keys--
+				case pebble.InternalKeyKindSet, pebble.InternalKeyKindDelete, pebble.InternalKeyKindRangeDelete:
+				default:
+					t.Fatalf("a batch that has a %v", kind)
+				}
+				keys++
+			}
+			if keys != p.Count() {
+				t.Fatalf("%d keys of %d", keys, p.Count())
 			}
 		}
 		if d.at < 0 || d.at >= d.size || int64(size) > d.size-d.at {

@@ -151,39 +151,69 @@ func logChunk(b []byte, num uint32) (kind byte, n int, payload []byte, synced ui
 }
 
 // replay writes again what lies behind the damage, as if what was damaged had
-// not been written. It answers with the number of records.
-func (d *logDamage) replay(db *pebble.DB) (n int, err error) {
+// not been written. It answers with the number of records, and of those that
+// are no batch of ours.
+func (d *logDamage) replay(db *pebble.DB) (written, refused int, err error) {
 	for _, record := range d.beyond {
+		if !isBatch(record) {
+			refused++
+			continue
+		}
 		b := db.NewBatch()
-		if err = b.SetRepr(record); err == nil && onlyKeys(b) {
+		if err = b.SetRepr(record); err == nil {
 			err = db.Apply(b, pebble.NoSync)
-			n++
+			written++
 		}
 		if e := b.Close(); err == nil {
 			err = e
 		}
 		if err != nil {
-			return n, err
+			return written, refused, err
 		}
 	}
-	return n, db.LogData(nil, pebble.Sync)
+	return written, refused, db.LogData(nil, pebble.Sync)
 }
 
-// onlyKeys reports whether a batch sets and deletes keys, and does nothing else.
-func onlyKeys(b *pebble.Batch) bool {
-	for r := b.Reader(); ; {
-		kind, _, _, ok, err := r.Next()
-		if err != nil {
+// isBatch reports whether a record is the representation of a batch that sets
+// and deletes keys, as many as it says. Pebble takes that for granted: it reads
+// beyond a record that ends within a key, and ends the process where the number
+// is another.
+func isBatch(record []byte) bool {
+	const header, countAt = 12, 8 // sequence number u64, number of keys u32
+	if len(record) < header {
+		return false
+	}
+	keys := uint32(0)
+	for b := record[header:]; len(b) > 0; {
+		kind := pebble.InternalKeyKind(b[0])
+		b = b[1:]
+		var key, value []byte
+		ok := false
+		if key, b, ok = batchString(b); !ok {
 			return false
 		}
-		if !ok {
-			return true
-		}
 		switch kind {
-		case pebble.InternalKeyKindSet, pebble.InternalKeyKindDelete, pebble.InternalKeyKindDeleteSized,
-			pebble.InternalKeyKindSingleDelete, pebble.InternalKeyKindRangeDelete, pebble.InternalKeyKindLogData:
+		case pebble.InternalKeyKindDelete:
+		case pebble.InternalKeyKindLogData:
+			keys-- // it is not counted
+		case pebble.InternalKeyKindSet, pebble.InternalKeyKindRangeDelete:
+			if value, b, ok = batchString(b); !ok || kind == pebble.InternalKeyKindRangeDelete && bytes.Compare(key, value) >= 0 {
+				return false
+			}
 		default:
 			return false
 		}
+		keys++
 	}
+	return keys == binary.LittleEndian.Uint32(record[countAt:])
+}
+
+// batchString is a string of a batch, and what follows: its length is a varint
+// of at most 5 bytes.
+func batchString(b []byte) (s, rest []byte, ok bool) {
+	n, k := binary.Uvarint(b[:min(len(b), binary.MaxVarintLen32)])
+	if k <= 0 || n > uint64(len(b)-k) {
+		return nil, nil, false
+	}
+	return b[k : k+int(n)], b[k+int(n):], true
 }

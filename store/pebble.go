@@ -205,9 +205,9 @@ func openForWrite(dir string, fs *fenceFS, cache *pebble.Cache, log *pebbleLog) 
 	if db, err = pebble.Open(dir, o); err != nil || damage == nil {
 		return db, err
 	}
-	n, err := damage.replay(db)
+	written, refused, err := damage.replay(db)
 	log.log.Error("the log of a segment is damaged: what lies behind that is written again; what does not come back is a hole", "file", damage.name,
-		"at", damage.at, "size", damage.size, "records", n)
+		"at", damage.at, "size", damage.size, "records", written, "refused", refused)
 	return db, err
 }
 
