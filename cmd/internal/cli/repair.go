@@ -6,8 +6,11 @@ import (
 	"fmt"
 	"log/slog"
 	"os"
+	"sync"
+	"sync/atomic"
 	"time"
 
+	"github.com/dustin/go-humanize"
 	"github.com/spf13/cobra"
 
 	"github.com/moldtape/moldtape/cmd/internal/config"
@@ -37,13 +40,17 @@ and is in the audit log; what cannot be restored is named, exit 1. So are holes
 that are left.
 
 With --from, holes are filled: a request server (host:port) is asked for
-what is missing; another archive (a directory) gives its messages with their
+what is missing, the newest first; another archive (a directory) gives its messages with their
 times and packets, and its snapshots where they are missing or damaged here. Several
 --from are used in turn. Two archives heal each other.
 
 First what both sides hold at the edges of the holes is compared; a difference
 ends the repair with exit 1, and nothing is mixed. Each fill is put on record
 with its source. Holes that are left are named, exit 1.
+
+A server may lack anything, as a sender does what has left its ring: what it has
+is filled first, then it is asked several times for what it does not answer for.
+The log says how long that takes at most. Ctrl-C keeps what was filled.
 
 A session that is being captured is not repaired: its capture asks its own
 servers for what is missing.`,
@@ -53,7 +60,7 @@ servers for what is missing.`,
 	}
 	fl := c.Flags()
 	fl.StringArrayVar(&f.from, "from", nil, "request server `ADDR` (host:port), or directory of another archive (repeat)")
-	fl.Var(config.Duration{P: &f.budget}, "nak-budget", "how long a server is asked for a range without an answer")
+	fl.Var(config.Duration{P: &f.budget}, "nak-budget", "how long a server is asked that answers nothing, or nothing more")
 	e.addArchive(c)
 	e.addJSON(c, "one JSON document on stdout")
 	return c
@@ -94,13 +101,15 @@ func (e *env) repair(ctx context.Context, name string, f repairFlags) error {
 		return err
 	}
 	var sources []repair.Source
+	var letGo []func()
 	for _, s := range f.from {
 		src, done, err := e.repairSource(s, ref, f)
 		if err != nil {
 			return err
 		}
+		done = sync.OnceFunc(done)
 		defer done()
-		sources = append(sources, src)
+		sources, letGo = append(sources, src), append(letGo, done)
 	}
 	out := repairReport{Session: ref.String()}
 	out.Files, err = a.Mend(ref, who())
@@ -140,6 +149,9 @@ func (e *env) repair(ctx context.Context, name string, f repairFlags) error {
 	}
 	if e := w.Close(); err == nil {
 		err = e
+	}
+	for _, done := range letGo { // before anything is printed
+		done()
 	}
 	var unmended []store.Mended
 	for _, m := range out.Files {
@@ -262,7 +274,45 @@ func (e *env) repairSource(s string, ref store.Ref, f repairFlags) (src repair.S
 	if err != nil {
 		return nil, nil, usagef("--from %q: want the host:port of a request server (IPv4), or the directory of another archive", s)
 	}
-	return &repair.Server{Session: ref.Session, Addr: addr, Budget: f.budget, Log: e.log}, func() {}, nil
+	server := &repair.Server{Session: ref.Session, Addr: addr, Budget: f.budget, Log: e.log}
+	return server, e.repairProgress(server), nil
+}
+
+// repairProgress keeps a line on a terminal about what is asked of a server.
+func (e *env) repairProgress(s *repair.Server) (stop func()) {
+	if !isTerminal(e.stderr) {
+		return func() {}
+	}
+	var now atomic.Pointer[string]
+	s.Tell = func(p repair.Progress) {
+		line := repairLine(s.Name(), p)
+		now.Store(&line)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		e.statusLine(ctx, func() string {
+			if line := now.Load(); line != nil {
+				return *line
+			}
+			return ""
+		})
+	}()
+	return func() { cancel(); <-done }
+}
+
+func repairLine(server string, p repair.Progress) string {
+	what, done := "holes", "filled"
+	if p.Rough {
+		what, done = "ranges around holes", "compared"
+	}
+	line := fmt.Sprintf("%s asked for %s of %s %s  %s %s, %s unanswered", server, humanize.Comma(int64(p.Asked)), humanize.Comma(int64(p.Ranges)), what,
+		count(p.Brought, "message"), done, humanize.Comma(int64(p.Unanswered)))
+	if p.AtMost > 0 {
+		line += fmt.Sprintf("  at most %v more, unless it answers", p.AtMost.Round(time.Second))
+	}
+	return line
 }
 
 // same reports whether two paths name one directory.

@@ -69,7 +69,7 @@ func Shared(ctx context.Context, w *store.Writer, a *store.Archive, log *slog.Lo
 	r := &run{w: w, log: log}
 	holes := joined(w.Held().Holes)
 	var got gap.Set
-	err = from.Fetch(ctx, missing, func(p moldcast.Piece) error {
+	err = from.Fetch(ctx, Want{Ranges: missing}, func(p moldcast.Piece) error {
 		// When it came again is not known any more.
 		p.Time, p.Line = timeOf(holes, p.First, p.Heard), moldcast.AnswerLine
 		p.Flags |= moldcast.Repaired
@@ -90,8 +90,8 @@ func (s *Archive) Name() string { return s.name }
 func (s *Archive) Coverage() ([]moldcast.Range, bool) { return s.v.Coverage(), true }
 
 // Fetch implements Source. What that archive lacks, or cannot read, is left.
-func (s *Archive) Fetch(ctx context.Context, ranges []moldcast.Range, fn func(moldcast.Piece) error) error {
-	for _, r := range ranges {
+func (s *Archive) Fetch(ctx context.Context, w Want, fn func(moldcast.Piece) error) error {
+	for _, r := range w.Ranges {
 		if err := s.fetch(ctx, r, fn); err != nil {
 			return err
 		}

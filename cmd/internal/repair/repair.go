@@ -16,6 +16,7 @@ import (
 	"fmt"
 	"log/slog"
 	"math/bits"
+	"slices"
 	"strings"
 
 	"github.com/moldtape/moldtape/moldcast"
@@ -29,14 +30,26 @@ type Source interface {
 	// Name says where the messages come from: it goes on record.
 	Name() string
 
-	// Fetch gives fn what the source has of ranges, which are sorted and
-	// disjoint; in any order, each message once. A piece with Time 0 has no
-	// time of its own. An error of fn ends it, and is returned.
-	Fetch(ctx context.Context, ranges []moldcast.Range, fn func(moldcast.Piece) error) error
+	// Fetch gives fn what the source has of what is wanted; in any order, each
+	// message once. A piece with Time 0 has no time of its own. An error of fn
+	// ends it, and is returned.
+	Fetch(ctx context.Context, w Want, fn func(moldcast.Piece) error) error
 
 	// Coverage is what it holds, sorted and disjoint; ok is false where that
 	// cannot be known beforehand.
 	Coverage() (held []moldcast.Range, ok bool)
+}
+
+// Want is what a source is to give.
+type Want struct {
+	Ranges []moldcast.Range // sorted and disjoint
+
+	// For sources that tell only by their answers. Rough: what lies behind a
+	// message that the source lacks is looked for only where the source has what
+	// comes after it. Signs are where it may have something, though it has
+	// nothing of Ranges: they are asked for only to find whether it answers.
+	Rough bool
+	Signs []moldcast.Range
 }
 
 // Conflict says that a source holds other messages under the same sequences.
@@ -174,28 +187,25 @@ func (r *run) compare(ctx context.Context, src Source, holes []moldcast.Hole) er
 	if known {
 		common = intersect(cov, theirs)
 	}
-	var want, left gap.Set // asked for; of what is to be compared, what was not
-	for _, h := range holes {
+	var left gap.Set // to be compared, and not yet
+	signs := make([]moldcast.Range, len(holes))
+	for i, h := range holes {
+		signs[i] = h.Range
 		lo, hi := h.Range.First, h.Range.Next
 		if known { // the nearest that both hold
 			lo, hi = nearest(common, h.Range)
 		}
 		for _, leaf := range []moldcast.Range{below(lo), above(hi)} {
 			for _, part := range within(cov, leaf) {
-				want.Add(part)
 				left.Add(part)
-			}
-		}
-		if !known { // it may answer for the hole alone, and that is not silence
-			for _, q := range points(h.Range) {
-				want.Add(moldcast.Range{First: q, Next: q + 1})
 			}
 		}
 	}
 	var same gap.Set
 	asking, enough := context.WithCancel(ctx)
 	defer enough()
-	err := src.Fetch(asking, want.Ranges(), func(p moldcast.Piece) error {
+	// It may answer for the holes alone, and that is not silence.
+	err := src.Fetch(asking, Want{Ranges: slices.Clone(left.Ranges()), Rough: true, Signs: signs}, func(p moldcast.Piece) error {
 		q, differs, err := r.w.Compare(p.First, p.Msgs)
 		if err != nil {
 			return stop{fmt.Errorf("comparing %v: %w", p.Range(), err)}
@@ -219,12 +229,6 @@ func (r *run) compare(ctx context.Context, src Source, holes []moldcast.Hole) er
 		r.log.Warn("nothing that both hold could be compared", "session", r.w.Ref(), "source", src.Name())
 	}
 	return err
-}
-
-// points are some messages of a hole, its ends among them.
-func points(r moldcast.Range) []moldcast.Seq {
-	n := moldcast.Seq(r.Len())
-	return []moldcast.Seq{r.First, r.First + n/4, r.First + n/2, r.First + n/4*3, r.Next - 1}
 }
 
 // below is the part of a leaf that ends before next.
@@ -308,7 +312,7 @@ func (r *run) fill(ctx context.Context, src Source, holes []moldcast.Hole) error
 		want[i] = h.Range
 	}
 	var got gap.Set
-	err := src.Fetch(ctx, want, func(p moldcast.Piece) error {
+	err := src.Fetch(ctx, Want{Ranges: want, Signs: want}, func(p moldcast.Piece) error {
 		if p.Time == 0 {
 			p.Time = timeOf(holes, p.First, p.Heard)
 		}

@@ -105,9 +105,9 @@ type counted struct {
 	n int
 }
 
-func (c *counted) Fetch(ctx context.Context, r []moldcast.Range, fn func(moldcast.Piece) error) error {
+func (c *counted) Fetch(ctx context.Context, w Want, fn func(moldcast.Piece) error) error {
 	c.n++
-	return c.Source.Fetch(ctx, r, fn)
+	return c.Source.Fetch(ctx, w, fn)
 }
 
 // A server that has forgotten what is next to the hole fills it all the same;

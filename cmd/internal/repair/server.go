@@ -1,49 +1,50 @@
 package repair
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"log/slog"
 	"net"
 	"net/netip"
-	"slices"
 	"time"
 
 	"github.com/moldtape/moldtape/moldcast"
-	"github.com/moldtape/moldtape/moldcast/gap"
 	"github.com/moldtape/moldtape/moldcast/mcast"
 )
 
-// Server is a request server as a Source: asked on the schedule of a
-// gap.Machine, and believed only from its address, for its session, and for
-// what was asked.
+// Server is a request server as a Source: asked on the schedule of a search,
+// and believed only from its address, for its session, and for what was asked.
 type Server struct {
 	Session moldcast.Session
 	Addr    netip.AddrPort
-	Budget  time.Duration // how long a range is asked for without any answer
+	Budget  time.Duration // how long it is asked without any answer
 	Log     *slog.Logger
 	Clock   mcast.Clock // nil: the system's
 
 	// Listen makes the socket to ask from; nil: the system's.
 	Listen func(mcast.ListenConfig) (mcast.Socket, error)
 
-	heard bool // it has answered anything at all
+	// Tell is told how far a Fetch is, four times a second and at its end; nil:
+	// nobody.
+	Tell func(Progress)
+
+	peer peer
 }
 
-// SilentError says that a server answered nothing at all.
+// SilentError says that a server answered nothing.
 type SilentError struct {
 	Addr   netip.AddrPort
 	Budget time.Duration
+	Before bool // it had answered before
 }
 
 func (e *SilentError) Error() string {
+	if e.Before {
+		return fmt.Sprintf("the server %v does not answer any more, for %v: neither for what is missing nor for what it had answered for", e.Addr, e.Budget)
+	}
 	return fmt.Sprintf("the server %v does not answer: not one answer to any request within %v", e.Addr, e.Budget)
 }
-
-// maxRanges bounds how many ranges are asked for at a time.
-const maxRanges = 1 << 16
 
 // Name implements Source.
 func (s *Server) Name() string { return s.Addr.String() }
@@ -51,11 +52,11 @@ func (s *Server) Name() string { return s.Addr.String() }
 // Coverage implements Source: a server tells only by its answers.
 func (s *Server) Coverage() ([]moldcast.Range, bool) { return nil, false }
 
-// Fetch implements Source. What the server does not answer for within the
-// budget is left. The error is *SilentError where it has answered nothing yet,
-// in this Fetch or before.
-func (s *Server) Fetch(ctx context.Context, ranges []moldcast.Range, fn func(moldcast.Piece) error) error {
-	if len(ranges) == 0 {
+// Fetch implements Source. What the server does not answer for is left. The
+// error is *SilentError where it has answered nothing for as long as the
+// budget; it may have brought something before.
+func (s *Server) Fetch(ctx context.Context, w Want, fn func(moldcast.Piece) error) error {
+	if len(w.Ranges) == 0 {
 		return nil
 	}
 	listen := s.Listen
@@ -66,7 +67,7 @@ func (s *Server) Fetch(ctx context.Context, ranges []moldcast.Range, fn func(mol
 	if err != nil {
 		return fmt.Errorf("socket: %w", err)
 	}
-	f := &fetching{Server: s, fn: fn, wake: mcast.NewWake()}
+	f := &fetching{Server: s, fn: fn, wake: mcast.NewWake(), search: newSearch(&s.peer, w, s.Budget)}
 	f.addr = netip.AddrPortFrom(s.Addr.Addr().Unmap(), s.Addr.Port())
 	if f.addr.Addr().IsUnspecified() { // this host; its answers come from a real address
 		f.addr = netip.AddrPortFrom(netip.AddrFrom4([4]byte{127, 0, 0, 1}), f.addr.Port())
@@ -77,109 +78,53 @@ func (s *Server) Fetch(ctx context.Context, ranges []moldcast.Range, fn func(mol
 	}
 	f.rx = mcast.StartRX(sock, mcast.NewRing(0, 0), f.wake, s.Log)
 	defer f.rx.Close()
-	for len(ranges) > 0 {
-		n := min(len(ranges), maxRanges)
-		if err := f.run(ctx, ranges[:n], s.Budget); err != nil {
-			return err
-		}
-		ranges = ranges[n:]
-		if !s.heard {
-			return &SilentError{s.Addr, s.Budget}
-		}
-	}
-	return f.probe(ctx)
-}
-
-const (
-	probeRounds = 20          // a million messages are cut down to one
-	probeBudget = time.Second // of each round
-	maxProbes   = 4096        // ranges of a round
-)
-
-// probe looks for what a server has behind a message that it lacks: it answers
-// from the first message asked for, or not at all. Each range that was given
-// up is halved from its end.
-func (f *fetching) probe(ctx context.Context) error {
-	var unknown []moldcast.Range // by sequence; between any two lies what is known
-	behind := func(lost []moldcast.Range) {
-		for _, r := range lost {
-			if r.First++; !r.Empty() {
-				unknown = append(unknown, r)
-			}
-		}
-	}
-	behind(f.lost.Ranges())
-	for round := 0; round < probeRounds && f.answered && len(unknown) > 0; round++ {
-		unknown = unknown[:min(len(unknown), maxProbes)]
-		var ask, rest []moldcast.Range
-		for _, r := range unknown {
-			mid := r.First + moldcast.Seq(r.Len()/2)
-			ask = append(ask, moldcast.Range{First: mid, Next: r.Next})
-			if r.First < mid {
-				rest = append(rest, moldcast.Range{First: r.First, Next: mid})
-			}
-		}
-		f.lost.Clear()
-		unknown = rest
-		if err := f.run(ctx, ask, min(f.Budget, probeBudget)); err != nil {
-			return err
-		}
-		behind(f.lost.Ranges())
-		slices.SortFunc(unknown, func(a, b moldcast.Range) int { return cmp.Compare(a.First, b.First) })
-	}
-	return nil
+	return f.run(ctx)
 }
 
 // fetching is the state of one Fetch.
 type fetching struct {
 	*Server
-	addr  netip.AddrPort
-	clock mcast.Clock
-	fn    func(moldcast.Piece) error
-	rx    *mcast.RX
-	wake  *mcast.Wake
-	m     *gap.Machine
-	out   []mcast.Datagram
-	arena []byte
-
-	lost     gap.Set // given up
-	answered bool    // anything at all
+	addr   netip.AddrPort
+	clock  mcast.Clock
+	fn     func(moldcast.Piece) error
+	rx     *mcast.RX
+	wake   *mcast.Wake
+	search *search
+	out    []mcast.Datagram
+	arena  []byte
+	began  moldcast.Instant
+	told   moldcast.Instant
+	logged moldcast.Instant
 }
 
-// run asks for ranges until each was answered or given up.
-func (f *fetching) run(ctx context.Context, ranges []moldcast.Range, budget time.Duration) error {
-	f.m = gap.New(gap.Config{Servers: 1, Budget: budget, GiveUp: true, MaxGaps: 2 * maxRanges})
-	f.m.Resume(ranges[0].First, ranges[len(ranges)-1].Next, ranges)
+// run asks until all that the server has was brought.
+func (f *fetching) run(ctx context.Context) error {
 	timer := time.NewTimer(time.Hour)
 	defer timer.Stop()
 	for {
-		more, err := f.drain()
-		if err != nil {
-			return err
+		// All that has come counts before a request is taken for unanswered.
+		for more := true; more; {
+			var err error
+			if more, err = f.drain(); err != nil {
+				return err
+			}
+			if ctx.Err() != nil {
+				return ctx.Err()
+			}
 		}
 		now := f.clock.Now()
 		if err := f.ask(now); err != nil {
 			return err
 		}
-		for {
-			r, ok := f.m.Lost()
-			if !ok {
-				break
-			}
-			f.lost.Add(r)
-			f.Log.Debug("not answered", "session", f.Session, "source", f.addr, "range", r)
-		}
-		if f.m.Next() == f.m.Head() {
-			return nil
-		}
-		if ctx.Err() != nil {
-			return ctx.Err()
+		f.tell(now)
+		if f.search.Done() {
+			break
 		}
 		if err := f.rx.Err(); err != nil {
 			return fmt.Errorf("receiving answers: %w", err)
 		}
-		at := f.m.Deadline()
-		if more || at <= now {
+		at := f.search.Deadline()
+		if at <= now {
 			continue
 		}
 		c := f.wake.Arm()
@@ -187,13 +132,60 @@ func (f *fetching) run(ctx context.Context, ranges []moldcast.Range, budget time
 			f.wake.Disarm()
 			continue
 		}
-		timer.Reset(min(time.Duration(at-now), time.Hour))
+		timer.Reset(time.Duration(at - now))
 		select {
 		case <-c:
 		case <-timer.C:
 		case <-ctx.Done():
 		}
 		f.wake.Disarm()
+	}
+	for _, r := range f.search.Left() {
+		f.Log.Debug("not answered", "session", f.Session, "source", f.addr, "range", r)
+	}
+	if f.search.Silent() {
+		return &SilentError{f.Addr, f.Budget, f.peer.heard}
+	}
+	return nil
+}
+
+const (
+	tellEvery = moldcast.Instant(time.Second / 4)
+	logEvery  = moldcast.Instant(5 * time.Second)
+)
+
+// tell tells how far it is; the log, at the beginning and the end of what may
+// take long, and in between now and then.
+func (f *fetching) tell(now moldcast.Instant) {
+	done := f.search.Done()
+	if f.told == 0 {
+		f.began, f.logged = now, now
+		if !f.search.rough {
+			f.logged = -logEvery
+		}
+	}
+	if f.told != 0 && now-f.told < tellEvery && !done {
+		return
+	}
+	f.told = now
+	p := f.search.Progress()
+	if f.Tell != nil {
+		f.Tell(p)
+	}
+	switch {
+	case done && !p.Rough:
+		f.Log.Info("asked a request server for what is missing", "session", f.Session, "source", f.addr, "ranges", p.Ranges,
+			"messages", p.Messages, "filled", p.Brought, "unanswered", p.Messages-p.Brought, "requests", p.Requests,
+			"took", time.Duration(now-f.began).Round(time.Millisecond))
+	case done || now-f.logged < logEvery:
+	default:
+		f.logged = now
+		what := "asking a request server for what is missing"
+		if p.Rough {
+			what = "comparing with what a request server has"
+		}
+		f.Log.Info(what, "session", f.Session, "source", f.addr, "ranges", p.Ranges, "asked", p.Asked, "messages", p.Messages,
+			"answered", p.Brought, "unanswered", p.Unanswered, "at_most", p.AtMost.Round(100*time.Millisecond))
 	}
 }
 
@@ -211,8 +203,7 @@ func (f *fetching) drain() (more bool, err error) {
 		if err != nil || p.Session != f.Session || p.Kind != moldcast.Data {
 			continue
 		}
-		f.heard = true
-		if err := f.take(f.clock.Now(), d.Stamp, p); err != nil {
+		if err := f.take(d.Stamp, p); err != nil {
 			return false, err
 		}
 	}
@@ -220,35 +211,25 @@ func (f *fetching) drain() (more bool, err error) {
 }
 
 // take gives on what of an answer was asked for.
-func (f *fetching) take(now moldcast.Instant, stamp moldcast.Stamp, p moldcast.Packet) error {
+func (f *fetching) take(stamp moldcast.Stamp, p moldcast.Packet) error {
 	r, msgs := p.Range(), p.Msgs
-	if r.First >= f.m.Head() || r.Next <= f.m.First() {
-		return nil
-	}
-	f.m.Answered(now, 0, r)
 	for !r.Empty() {
-		sub, verdict := f.m.Classify(r)
-		var part moldcast.Messages
-		part, msgs = msgs.Split(int(sub.Len()))
-		r.First = sub.Next
-		switch verdict {
-		case gap.Fill, gap.Stale:
-		case gap.InOrder, gap.Ahead:
-			return nil // beyond what was asked for
-		default:
+		part, wanted := f.search.Wanted(r)
+		var these moldcast.Messages
+		these, msgs = msgs.Split(int(part.Len()))
+		r.First = part.Next
+		if !wanted {
 			continue
 		}
-		if !f.m.Accept(now, -1, sub) {
-			continue
-		}
-		f.answered = true
+		f.search.Took(part)
 		err := f.fn(moldcast.Piece{
-			First: sub.First, Msgs: part, Heard: stamp, Line: moldcast.AnswerLine, Flags: moldcast.Repaired,
+			First: part.First, Msgs: these, Heard: stamp, Line: moldcast.AnswerLine, Flags: moldcast.Repaired,
 		})
 		if err != nil {
 			return err
 		}
 	}
+	f.search.Answered(f.clock.Now(), p.Range())
 	return nil
 }
 
@@ -257,13 +238,13 @@ func (f *fetching) ask(now moldcast.Instant) error {
 	for more := true; more; {
 		f.out, f.arena = f.out[:0], f.arena[:0]
 		for len(f.out) < mcast.BatchSize {
-			q, ok := f.m.Poll(now)
+			r, ok := f.search.Poll(now)
 			if !ok {
 				more = false
 				break
 			}
 			at := len(f.arena)
-			f.arena = moldcast.AppendRequest(f.arena, moldcast.Request{Session: f.Session, First: q.Range.First, Count: uint16(q.Range.Len())})
+			f.arena = moldcast.AppendRequest(f.arena, moldcast.Request{Session: f.Session, First: r.First, Count: uint16(r.Len())})
 			f.out = append(f.out, mcast.Datagram{Data: f.arena[at:], Dst: f.addr})
 		}
 		if len(f.out) == 0 {
