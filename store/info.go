@@ -103,6 +103,9 @@ type Detail struct {
 	CaptureList []CaptureInfo `json:"capture_list"`
 	SegmentList []SegmentInfo `json:"segment_list"`
 
+	// TailMessages are those of Messages that are in no block of a segment yet.
+	TailMessages uint64 `json:"tail_messages,omitempty"`
+
 	// SnapshotList is by their headers, in the order of sequences; they are no
 	// part of BytesDisk.
 	SnapshotList []SnapshotInfo `json:"snapshot_list"`

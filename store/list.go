@@ -189,6 +189,7 @@ func (s *session) detail(state State, full bool) (Detail, error) {
 			continue
 		}
 		d.BytesRaw += uint64(m.b.RawSize())
+		d.TailMessages += m.cov.Count()
 		span.add(m.b.Times())
 		m.b.PiecesFrom(0, func(p moldcast.Piece) bool {
 			n, size := uint64(p.Msgs.Len()), uint64(len(p.Msgs.Framed()))

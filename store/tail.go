@@ -97,6 +97,7 @@ func (t *tailWriter) put(b *pebble.Batch, g *segment, p *tailPart) (err error) {
 // tailRecord is a decoded tail record.
 type tailRecord struct {
 	key   []byte
+	size  int // bytes
 	block *block.Block
 	err   error // why it cannot be read
 }
@@ -112,7 +113,7 @@ func readTails(db *pebble.DB, session moldcast.Session, dec *block.Decoder) (out
 	}
 	defer stream.Close()
 	err = scan(db, keyTail, func(k, v []byte) error {
-		t := tailRecord{key: slices.Clone(k), block: new(block.Block)}
+		t := tailRecord{key: slices.Clone(k), size: len(v), block: new(block.Block)}
 		if len(v) > 0 && v[0]&block.StreamRecord != 0 {
 			t.err = stream.Decode(v, t.block)
 		} else {

@@ -183,6 +183,42 @@ func segmentStore(t *testing.T, fs vfs.FS, fn func(db *pebble.DB)) {
 	}
 }
 
+// What only tail records hold is no block: it is counted apart, until who opens
+// the session for writing has made blocks of it.
+func TestTailRecordsAreNoBlocks(t *testing.T) {
+	const records, n = 5, 20
+	var o Options
+	tailed(t, &o, records, n)
+	a := create(t, o)
+	defer a.Close()
+	look := func() (Report, Detail) {
+		t.Helper()
+		rep, err := a.Verify(t.Context(), nil, nil)
+		if err != nil || len(rep.Faults) > 0 {
+			t.Fatal(rep.Faults, err)
+		}
+		d, err := a.Show(Ref{Channel: "default", Session: sess(t, "S"), Take: 1})
+		if err != nil || d.Messages != records*n {
+			t.Fatal(d, err)
+		}
+		return rep, d
+	}
+	rep, d := look()
+	if rep.Blocks != 0 || rep.Bytes != 0 || rep.Messages != records*n || rep.TailRecords != records || rep.TailBytes == 0 || rep.TailMessages != records*n {
+		t.Errorf("%+v", rep)
+	}
+	if d.TailMessages != records*n || d.SegmentList[0].Blocks != 0 {
+		t.Errorf("%+v", d)
+	}
+	if err := writer(t, a, "S").Close(); err != nil {
+		t.Fatal(err)
+	}
+	rep, d = look()
+	if rep.Blocks != 1 || rep.Bytes == 0 || rep.Messages != records*n || rep.TailRecords != 0 || rep.TailMessages != 0 || d.TailMessages != 0 {
+		t.Errorf("sealed: %+v %+v", rep, d)
+	}
+}
+
 // A tail record that is damaged or missing costs what follows in its stream
 // and nothing else, is said, and stays as evidence.
 func TestDamagedTailRecord(t *testing.T) {

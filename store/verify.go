@@ -30,6 +30,12 @@ type Report struct {
 	Messages uint64 `json:"messages"`
 	Bytes    uint64 `json:"bytes"` // of stored blocks
 
+	// Of what was not in a block when a capture was killed: the records in which
+	// its newest messages are, until the session is opened for writing again.
+	TailRecords  int    `json:"tail_records,omitempty"`
+	TailBytes    uint64 `json:"tail_bytes,omitempty"`
+	TailMessages uint64 `json:"tail_messages,omitempty"` // of Messages
+
 	Snapshots     int    `json:"snapshots"`
 	SnapshotBytes uint64 `json:"snapshot_bytes"`
 
@@ -577,6 +583,7 @@ func (v *verification) segment(ctx context.Context, c *checked, s *checkedSegmen
 	var headless []badHeader // blocks with messages
 	q := &decodings{todo: todo}
 	blocks, messages, stored := 0, uint64(0), uint64(0)
+	records, inRecords, unblocked := 0, uint64(0), uint64(0)
 	note := func(n int) {
 		v.mu.Lock()
 		v.p.Done += uint64(n)
@@ -687,10 +694,12 @@ func (v *verification) segment(ctx context.Context, c *checked, s *checkedSegmen
 					bad(moldcast.Range{}, "tail record %x: %v", t.key, t.err)
 					continue
 				}
-				blocks++
+				records++
+				inRecords += uint64(t.size)
 				for _, r := range t.block.Runs() {
 					for _, m := range cov.Missing(r) { // the rest is in blocks by now
 						messages += m.Len()
+						unblocked += m.Len()
 						cov.Add(m)
 					}
 				}
@@ -724,6 +733,9 @@ func (v *verification) segment(ctx context.Context, c *checked, s *checkedSegmen
 	v.rep.Blocks += blocks
 	v.rep.Messages += messages
 	v.rep.Bytes += stored
+	v.rep.TailRecords += records
+	v.rep.TailBytes += inRecords
+	v.rep.TailMessages += unblocked
 	v.mu.Unlock()
 }
 

@@ -79,7 +79,11 @@ func (e *env) printDetail(d store.Detail) error {
 	if d.EndSeq != nil {
 		row(t, "ended", fmt.Sprintf("next would be %d", *d.EndSeq))
 	}
-	row(t, "messages", humanize.Comma(int64(d.Messages)))
+	messages := humanize.Comma(int64(d.Messages))
+	if d.TailMessages > 0 {
+		messages += fmt.Sprintf(", of them %s not in a block yet", humanize.Comma(int64(d.TailMessages)))
+	}
+	row(t, "messages", messages)
 	row(t, "repaired", repairedText(d))
 	if len(d.HoleList) > 0 {
 		var n uint64

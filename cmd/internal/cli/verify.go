@@ -144,9 +144,9 @@ func (e *env) verify(ctx context.Context, names []string, o verifyFlags, within 
 		if err := e.namesHoles(a, refs); err != nil {
 			return err
 		}
-		fmt.Fprintf(e.stderr, "%s, %s, %s, %s in %s compressed: %s\n",
-			count(report.Sessions, "session"), count(report.Segments, "segment"), count(report.Blocks, "block"), count(report.Messages, "message"),
-			humanize.IBytes(report.Bytes), count(len(report.Faults), "fault"))
+		fmt.Fprintf(e.stderr, "%s, %s, %s, %s in %s compressed%s: %s\n",
+			count(report.Sessions, "session"), count(report.Segments, "segment"), count(report.Blocks, "block"), count(report.Messages-report.TailMessages, "message"),
+			humanize.IBytes(report.Bytes), tailText(report), count(len(report.Faults), "fault"))
 	}
 	if out.OK && len(out.Roots) == 0 && (o.fromSeq != "" || o.toSeq != "") {
 		return faultf("--from-seq, --to-seq: nothing is held of %v", within)
@@ -205,6 +205,14 @@ func (e *env) roots(ctx context.Context, a *store.Archive, refs []store.Ref, wit
 		}
 	}
 	return out, nil
+}
+
+// tailText is what a capture that was killed had not put in a block.
+func tailText(r store.Report) string {
+	if r.TailRecords == 0 {
+		return ""
+	}
+	return fmt.Sprintf(", and %s not in a block yet, in %s of %s", count(r.TailMessages, "message"), count(r.TailRecords, "tail record"), humanize.IBytes(r.TailBytes))
 }
 
 // verifyProgress shows a bar on a terminal, and nothing elsewhere.
