@@ -546,6 +546,9 @@ func (o output) Hole(s *arbiter.Session, h moldcast.Hole) {
 		if h.Range.First == s.First() { // most likely it joined late, what the servers no longer have
 			args = append(args, "hint", "a session begins with its first message unless --start live has it begin with what is heard")
 		}
+		if len(c.servers) == 0 && len(c.cfg.Recovery) == 0 {
+			args = append(args, "asked", "nobody: there is no request server (--rerequest), and no recovery peer")
+		}
 		c.cfg.Log.Warn("hole on record; it is filled if its messages still come", args...)
 		c.quietHoles = 0
 	} else {

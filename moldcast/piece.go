@@ -96,7 +96,7 @@ type HoleReason string
 // The reasons of a hole.
 const (
 	NotCaptured   HoleReason = "not_captured"  // no record says more
-	Unrecoverable HoleReason = "unrecoverable" // asked for until the budget was spent
+	Unrecoverable HoleReason = "unrecoverable" // waited and, if there was anybody, asked for until the budget was spent
 	Damaged       HoleReason = "damaged"       // was stored; the disk gave it back wrong
 	Pruned        HoleReason = "pruned"        // was stored; retention removed it
 

@@ -49,7 +49,7 @@ type replayStatus struct {
 type remoteStream struct {
 	Session   string       `json:"session"`    // as recorded
 	Published string       `json:"as_session"` // on the wire
-	State     string       `json:"state"`      // starting, playing, ended
+	State     string       `json:"state"`      // starting, playing, paused, ended
 	Lines     []string     `json:"lines"`
 	FirstSeq  moldcast.Seq `json:"first_seq"` // of what is to be published
 	NextSeq   moldcast.Seq `json:"next_seq"`  // one past the highest that was; a seek alone does not move it
@@ -99,6 +99,8 @@ func (r *remote) status() replayStatus {
 		switch sp, ok := r.player.Space(name); {
 		case ok && sp.Ended():
 			x.State = "ended"
+		case x.NextSeq > x.FirstSeq && s.Paused:
+			x.State = "paused"
 		case x.NextSeq > x.FirstSeq:
 			x.State = "playing"
 		}

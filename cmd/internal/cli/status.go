@@ -52,7 +52,11 @@ came (half of them, 99 %, the latest).
 
 With --clients it shows who asks the node for messages instead: how often, how
 often it was answered and refused, and why, what it asked for last, the lowest
-sequence that it asked for in that session, and in how long it may ask again.`,
+sequence that it asked for in that session, and in how long it may ask again.
+
+With --readers it shows, after all else, each reader that is connected to a
+recovery stream of the node: where it is, how far behind, and since when; or
+that there is none. With --clients too, the one follows the other.`,
 		Example: "  moldtape status 127.0.0.1:26480\n  moldtape status --clients 127.0.0.1:26480",
 		Args: func(c *cobra.Command, args []string) error {
 			switch {
@@ -70,8 +74,8 @@ sequence that it asked for in that session, and in how long it may ask again.`,
 		RunE: func(c *cobra.Command, _ []string) error { return e.status(c.Context(), addr, readers, clients) },
 	}
 	c.Flags().StringVar(&addr, "http", "", "the `ADDR`, instead of the argument")
-	c.Flags().BoolVar(&readers, "readers", false, "show each reader of a recovery stream too, also with --clients")
-	c.Flags().BoolVar(&clients, "clients", false, "show who asks for messages instead, those who ask most first")
+	c.Flags().BoolVar(&readers, "readers", false, "show also each reader of a recovery stream, or that there is none")
+	c.Flags().BoolVar(&clients, "clients", false, "show instead who asks for messages by request, those who ask most first; with --readers these too")
 	e.addJSON(c, "the node's own document on stdout, as its /status has it")
 	return c
 }
@@ -104,7 +108,7 @@ func (e *env) status(ctx context.Context, addr string, readers, clients bool) er
 		show = func(io.Writer) error { _, err := e.stdout.Write(body); return err }
 	case clients:
 		show = func(w io.Writer) error {
-			if err := printClients(w, d.Node); err != nil || !readers || d.Streams == nil {
+			if err := printClients(w, d.Node); err != nil || !readers {
 				return err
 			}
 			return printStreams(w, d.Streams, d.Time, true)
@@ -251,14 +255,21 @@ func printStatus(w io.Writer, d httpd.Document, readers bool) error {
 			fmt.Fprintln(w)
 		}
 	}
-	if d.Streams != nil {
-		return printStreams(w, d.Streams, d.Time, readers)
-	}
-	return nil
+	return printStreams(w, d.Streams, d.Time, readers)
 }
 
-// printStreams tells of the readers of recovery streams: in a line, and each.
+// printStreams tells of the readers of recovery streams: in a line, where there
+// are any, and with each every one of them, or that there is none.
 func printStreams(w io.Writer, s *httpd.Streams, now time.Time, each bool) error {
+	switch {
+	case s == nil && each:
+		fmt.Fprintln(w, "\nthe node serves no recovery stream (--recovery-listen)")
+	case s != nil && s.Readers == 0 && each:
+		fmt.Fprintln(w, "\nno reader of a recovery stream is connected")
+	}
+	if s == nil {
+		return nil
+	}
 	if s.Readers > 0 {
 		fmt.Fprintf(w, "\n%s of recovery streams: ", count(uint64(s.Readers), "reader"))
 		sep := ""

@@ -19,6 +19,10 @@ func printClients(w io.Writer, d httpd.Node) error {
 		_, err := fmt.Fprintln(w, "the node answers no requests (capture --retransmit-listen)")
 		return err
 	}
+	if len(q.Top) == 0 {
+		_, err := fmt.Fprintln(w, "no client has asked for anything yet")
+		return err
+	}
 	t := table(w)
 	row(t, "CLIENT", "SERVER", "REQUESTS", "ANSWERED", "BYTES", "LAST", "LOWEST", "AGO", "AGAIN", "REFUSED")
 	for i := range q.Top {

@@ -44,10 +44,7 @@ func printServing(w io.Writer, d httpd.Serving, readers bool) error {
 	if q := d.Requests; q != nil {
 		fmt.Fprintf(w, "\n%s: %s answered, refused: %s\n", count(q.Received, "request"), humanize.Comma(int64(q.Answered)), refusedText(q.Refused))
 	}
-	if d.Streams != nil {
-		return printStreams(w, d.Streams, d.Time, readers)
-	}
-	return nil
+	return printStreams(w, d.Streams, d.Time, readers)
 }
 
 // servedName is SESSION, or SESSION@TAKE.

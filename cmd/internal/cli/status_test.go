@@ -166,6 +166,29 @@ func TestStatusTable(t *testing.T) {
 	}
 }
 
+// With --readers and --clients it is said that there is none.
+func TestStatusOfNobody(t *testing.T) {
+	for _, c := range []struct {
+		streams *httpd.Streams
+		each    bool
+		want    string
+	}{
+		{nil, true, "the node serves no recovery stream (--recovery-listen)"},
+		{new(httpd.Streams), true, "no reader of a recovery stream is connected"},
+		{nil, false, ""},
+		{new(httpd.Streams), false, ""},
+	} {
+		var out bytes.Buffer
+		if err := printStreams(&out, c.streams, statusTime, c.each); err != nil || strings.TrimSpace(out.String()) != c.want {
+			t.Errorf("%+v: %q %v", c, out.String(), err)
+		}
+	}
+	var out bytes.Buffer
+	if err := printClients(&out, httpd.Node{Requests: new(httpd.Requests)}); err != nil || out.String() != "no client has asked for anything yet\n" {
+		t.Errorf("%q %v", out.String(), err)
+	}
+}
+
 func TestStatusOfServing(t *testing.T) {
 	d := httpd.Serving{Node: httpd.Node{Error: "archive\x1b gone", Requests: &httpd.Requests{Received: 9, Answered: 6, Refused: map[string]uint64{"missing": 1, "repeated": 2, "empty": 0}}}}
 	many := httpd.Served{Channel: "many", State: capture.StateOK}
