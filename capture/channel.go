@@ -235,6 +235,7 @@ func (c *Channel) engine(ctx context.Context) error {
 			c.look(c.storage())
 			c.watch(now)
 			c.recordDue(now)
+			c.retain(now)
 			c.noteWindows(now)
 			n := c.arb.Counters()
 			c.rate.note(ratePoint{now, n.Packets, n.Messages, n.Bytes})
@@ -273,6 +274,21 @@ func (c *Channel) engine(ctx context.Context) error {
 		case <-ctx.Done():
 		}
 		c.wake.Disarm()
+	}
+}
+
+// retain drops what is missing below what retention left.
+func (c *Channel) retain(now moldcast.Instant) {
+	for _, s := range c.arb.Sessions() {
+		x, ok := s.Ref.(*session)
+		if !ok {
+			continue
+		}
+		floor := x.sink.Floor()
+		if n := c.arb.Retain(now, s, floor); n > 0 {
+			c.cfg.Log.Info("retention removed what lies around open gaps: they are no longer asked for", "channel", c.cfg.Channel, "session", s.Name(),
+				"below", floor, "messages", n)
+		}
 	}
 }
 

@@ -48,6 +48,7 @@ type memSession struct {
 	stats  []byte
 	by     string // Supersede
 
+	floor     moldcast.Seq
 	withdrawn int
 	shareOf   int
 	shared    []moldcast.Range
@@ -171,6 +172,8 @@ func (x *memSession) Durable() moldcast.Range {
 	}
 	return x.set.Ranges()[0]
 }
+
+func (x *memSession) Floor() moldcast.Seq { return x.floor }
 
 func (x *memSession) Watermarks() (next, durable, head moldcast.Seq) {
 	b := x.set.Bounds()

@@ -119,4 +119,8 @@ type Held struct {
 	HeadTime          Stamp // time of the highest message, 0 if none: the next gap's Before
 	Ended             bool
 	End               Seq // one past the last message, when Ended
+
+	// Floor: nothing lower is wanted: retention removed what was held there. 0:
+	// nothing was removed.
+	Floor Seq
 }

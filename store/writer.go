@@ -36,7 +36,7 @@ type Writer struct {
 	a    *Archive
 	lock io.Closer
 
-	next, durable, head atomic.Uint64
+	next, durable, head, floor atomic.Uint64
 
 	// The session's lock guards these.
 	open      *memBlock
@@ -281,6 +281,9 @@ func (w *Writer) publish() {
 	put(&w.next, w.s.next())
 	put(&w.durable, w.s.durable())
 	put(&w.head, w.s.head())
+	if w.s.gone.Len() > 0 {
+		put(&w.floor, max(w.s.first(), moldcast.Seq(w.floor.Load())))
+	}
 }
 
 // Append stores of p what is not held, anywhere in the session, and never
@@ -643,6 +646,10 @@ func (w *Writer) Watermarks() (next, durable, head moldcast.Seq) {
 	durable = moldcast.Seq(w.durable.Load()) // first: it never overtakes next
 	return moldcast.Seq(w.next.Load()), durable, moldcast.Seq(w.head.Load())
 }
+
+// Floor is the first message that retention left; nothing lower is wanted any
+// more. 0: nothing was removed. It never falls.
+func (w *Writer) Floor() moldcast.Seq { return moldcast.Seq(w.floor.Load()) }
 
 // Err is why nothing can be made durable at the moment; nil when all is well.
 // Writing is tried again by itself.

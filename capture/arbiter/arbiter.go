@@ -138,6 +138,11 @@ func (a *Arbiter) OfferAnswer(now moldcast.Instant, stamp moldcast.Stamp, server
 	if p.Kind == moldcast.Data {
 		a.answerBelow(now, s, r)
 	}
+	if p.Kind == moldcast.Data && r.Next <= s.floor { // it was asked for before that was removed
+		a.c.Packets++
+		a.c.Duplicates += r.Len()
+		return
+	}
 	if p.Kind == moldcast.Data && !a.answers(s, r) {
 		a.c.Implausible++
 		return

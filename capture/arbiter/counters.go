@@ -23,7 +23,7 @@ type Counters struct {
 	Packets           uint64 `json:"packets"`            // datagrams that parsed and were processed, from lines and answers, heartbeats included
 	Messages          uint64 `json:"messages"`           // stored for the first time
 	Bytes             uint64 `json:"bytes"`              // of these, payloads only
-	Duplicates        uint64 `json:"duplicates"`         // messages already held, from any line or answer
+	Duplicates        uint64 `json:"duplicates"`         // messages already held, from any line or answer, or held once and removed by retention
 	OutOfOrder        uint64 `json:"out_of_order"`       // messages that came before their predecessor, which then came before it was a gap
 	GapsOpened        uint64 `json:"gaps_opened"`        // ranges still missing after the settle time
 	GapsRecovered     uint64 `json:"gaps_recovered"`     // of these, filled by whatever path

@@ -6,20 +6,45 @@ import (
 )
 
 // extend moves the first sequence of s down to that of r. Where the gap table
-// has no room for what lies between, what is below the first is dropped.
+// has no room for what lies between, what is below the first is dropped; and so
+// it is below what retention left.
 func (a *Arbiter) extend(s *Session, r moldcast.Range, msgs moldcast.Messages) (moldcast.Range, moldcast.Messages) {
 	first := s.m.First()
-	if s.m.Extend(r.First) {
+	if s.floor == 0 && s.m.Extend(r.First) {
 		if !a.cfg.Gap.Sparse {
 			s.missing.extend(r.First, first)
 		}
 		return r, msgs
 	}
 	below := min(r.Len(), uint64(first-r.First))
-	a.c.QueueDropped += below
+	if s.floor > 0 {
+		a.c.Duplicates += below
+	} else {
+		a.c.QueueDropped += below
+	}
 	_, msgs = msgs.Split(int(below))
 	r.First += moldcast.Seq(below)
 	return r, msgs
+}
+
+// Retain says that retention has removed what was held of s below floor. What
+// is still missing there is neither asked for nor waited for any more, and is no
+// hole; what comes of it is dropped. It returns how many messages that are.
+func (a *Arbiter) Retain(now moldcast.Instant, s *Session, floor moldcast.Seq) (missing uint64) {
+	if a.sessions[s.name] != s || floor <= s.floor {
+		return 0
+	}
+	s.floor, s.below = floor, moldcast.Range{}
+	if floor <= s.m.First() {
+		return 0
+	}
+	missing = s.m.Stats().MessagesMissing
+	s.m.Skip(now, floor)
+	missing -= s.m.Stats().MessagesMissing
+	s.prune()
+	a.behind(now, s, floor)
+	a.checkEnd(s)
+	return missing
 }
 
 // givenUp reports whether the message at seq is not held, nor waited for.

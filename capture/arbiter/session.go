@@ -113,6 +113,7 @@ type Session struct {
 	forks   []moldcast.Instant
 	past    *past
 	claimed gap.Claim
+	floor   moldcast.Seq     // nothing lower is wanted any more; 0: anything is
 	below   moldcast.Range   // below the first, was asked for because somebody wants it
 	belowAt moldcast.Instant // when
 

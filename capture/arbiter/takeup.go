@@ -280,7 +280,7 @@ func (a *Arbiter) open(now moldcast.Instant, name moldcast.Session, start moldca
 		if h.HeadTime != 0 {
 			s.missing.top = point{h.Head - 1, h.HeadTime}
 		}
-		s.high, s.resumed = h.Head, true
+		s.high, s.resumed, s.floor = h.Head, true, h.Floor
 		s.hasEnd, s.end = h.Ended && h.End >= h.Head, h.End
 		s.ends, s.endAt = 2, now // the archive vouches for it
 	case a.cfg.Start == Beginning:

@@ -15,14 +15,15 @@ const answerTime = moldcast.Instant(time.Second)
 // lost and would be asked for only later is asked for next. What lies below the
 // first sequence, by no more than Limits.Jump, is asked for once: the answer
 // moves the first sequence down as a line's packet would, and then what lies
-// between is a gap. Poll hands out the requests, within their budget.
+// between is a gap; not so where retention removed it. Poll hands out the
+// requests, within their budget.
 func (a *Arbiter) Want(now moldcast.Instant, name moldcast.Session, r moldcast.Range) {
 	s := a.sessions[name]
 	if s == nil || s.sparse {
 		return
 	}
 	first := s.m.First()
-	if below := r.Intersect(moldcast.Range{First: 1, Next: first}); !below.Empty() && uint64(first-below.First) <= a.cfg.Limits.Jump {
+	if below := r.Intersect(moldcast.Range{First: 1, Next: first}); !below.Empty() && s.floor == 0 && uint64(first-below.First) <= a.cfg.Limits.Jump {
 		s.m.WantBelow(now, below)
 	}
 	if r = r.Intersect(moldcast.Range{First: first, Next: s.m.Head()}); !r.Empty() {
