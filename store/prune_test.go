@@ -460,6 +460,44 @@ func TestPruneWhileWritten(t *testing.T) {
 	checkAudit(t, b)
 }
 
+// Where what lies around holes is pruned, they are none any more: the
+// watermarks go on from what is left, which is the floor.
+func TestPruneAroundHoles(t *testing.T) {
+	a := create(t, pruneOptions(vfs.NewMem()))
+	w := writer(t, a, "S")
+	if f := w.Floor(); f != 0 {
+		t.Fatalf("floor %d of nothing pruned", f)
+	}
+	q := moldcast.Seq(100)
+	for ; q < 2000; q += 100 {
+		put(t, w, piece(q, 90)) // ten are missing
+	}
+	until(t, "what lies around the holes is pruned", func() bool {
+		put(t, w, piece(q, 100))
+		q += 100
+		if err := w.Flush(context.Background()); err != nil {
+			t.Fatal(err)
+		}
+		prune(t, a, Retention{Keep: 0, MaxBytes: -1})
+		return w.Held().First >= 2000
+	})
+	h := w.Held()
+	next, durable, head := w.Watermarks()
+	if f := w.Floor(); next != q || durable != q || head != q || f != h.First || f != h.Floor || len(h.Holes) != 0 || h.Next != q {
+		t.Errorf("next %d, durable %d, head %d of %d; floor %d, held %+v", next, durable, head, q, f, h)
+	}
+	put(t, w, piece(q, 10))
+	if next, _, _ := w.Watermarks(); next != q+10 {
+		t.Errorf("next %d, want %d", next, q+10)
+	}
+	if err := w.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if got := view(t, a, w.Ref()).Info(); got.Holes != 0 || got.FirstSeq != h.First || got.NextSeq != q+10 || got.DurableSeq != q+10 || got.Messages != uint64(q+10-h.First) {
+		t.Errorf("%+v", got)
+	}
+}
+
 func TestPrunePutsNothingInPlaceOfWhatIsInUse(t *testing.T) {
 	o := pruneOptions(vfs.NewMem())
 	a := create(t, o)

@@ -191,6 +191,10 @@ func reach(set *gap.Set, first moldcast.Seq) moldcast.Seq {
 	if rs := set.Ranges(); len(rs) > 0 && rs[0].First <= first && first < rs[0].Next {
 		return rs[0].Next
 	}
+	// Below what retention left there may be ranges that are missing.
+	if part, held := set.Cut(moldcast.Range{First: first, Next: ^moldcast.Seq(0)}); held {
+		return part.Next
+	}
 	return first
 }
 

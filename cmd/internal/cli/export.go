@@ -72,8 +72,9 @@ type exportSummary struct {
 	NextSeq  moldcast.Seq `json:"next_seq"`  // one past the range
 	Packets  uint64       `json:"packets"`
 	Messages uint64       `json:"messages"`
-	Bytes    uint64       `json:"bytes"` // of payloads
-	Holes    int          `json:"holes"` // left out
+	Bytes    uint64       `json:"bytes"`  // of payloads
+	Holes    int          `json:"holes"`  // left out
+	Pruned   uint64       `json:"pruned"` // messages that retention removed from between others; left out
 }
 
 func (e *env) export(ctx context.Context, name string, fl exportFlags) error {
@@ -160,7 +161,7 @@ func (e *env) export(ctx context.Context, name string, fl exportFlags) error {
 			File: fl.output, Format: format, FirstSeq: want.First, NextSeq: want.Next,
 		},
 		session: ref.Session, want: want, held: held,
-		allowHoles: fl.allowHoles, rising: v.Feed().Increments == moldcast.Rising, tick: func(int) {},
+		allowHoles: fl.allowHoles, all: fl.ranges == rangeFlags{}, rising: v.Feed().Increments == moldcast.Rising, tick: func(int) {},
 	}
 	if ended && end == want.Next {
 		x.finish = end
@@ -186,6 +187,9 @@ func (e *env) export(ctx context.Context, name string, fl exportFlags) error {
 	}
 	fmt.Fprintf(e.stderr, "%v  %v  %s in %s, %s\n", ref, want,
 		count(x.sum.Messages, "message"), count(x.sum.Packets, "packet"), format)
+	if x.sum.Pruned > 0 {
+		fmt.Fprintf(e.stderr, "%v: retention has removed %s from between these: they are left out\n", ref, count(x.sum.Pruned, "message"))
+	}
 	return nil
 }
 
@@ -211,6 +215,7 @@ type exporter struct {
 	session    moldcast.Session
 	want, held moldcast.Range
 	allowHoles bool
+	all        bool         // no range was asked for: what was pruned is not missed
 	rising     bool         // numbers that are not held need not exist
 	finish     moldcast.Seq // End of Session is written, carrying this, when not 0
 	tick       func(n int)
@@ -249,6 +254,11 @@ func (x *exporter) run(ctx context.Context, open func(moldcast.Seq) *store.Curso
 	hole := func(r moldcast.Range, why string) error {
 		if why == string(moldcast.Damaged) {
 			return &errDamaged{r}
+		}
+		if why == string(moldcast.Pruned) && x.all {
+			x.sum.Pruned += r.Len()
+			x.tick(int(min(r.Len(), 1<<31)))
+			return nil
 		}
 		if x.allowHoles {
 			x.sum.Holes++
