@@ -45,8 +45,8 @@ type Want struct {
 	Ranges []moldcast.Range // sorted and disjoint
 
 	// For sources that tell only by their answers. Rough: what lies behind a
-	// message that the source lacks is looked for only where the source has what
-	// comes after it. Signs are where it may have something, though it has
+	// message that the source lacks is looked for in few places, but where the
+	// source has what comes after it. Signs are where it may have something, though it has
 	// nothing of Ranges: they are asked for only to find whether it answers.
 	Rough bool
 	Signs []moldcast.Range

@@ -62,6 +62,7 @@ type search struct {
 	againTat     moldcast.Instant // of that of what the server may well lack
 	held         bool             // a request waited for the rate
 	witness      watch
+	guesses      int              // dark segments that were made
 	signAt       moldcast.Instant // the next round of signs
 	signRound    int
 	sign         int
@@ -147,6 +148,8 @@ const (
 	steal       = 64      // messages of a segment that is worth dividing, at least
 	maxBegun    = 1 << 14 // segments, before another range is begun
 	maxSegments = 1 << 16
+
+	roughGuesses = 256 // dark segments of a rough search
 )
 
 // newSearch begins to look for what p has of w. budget is how long it may be
@@ -388,8 +391,11 @@ func (s *search) cut(r moldcast.Range) {
 		if s.answeredAfter(part.Next) {
 			k = edge
 		}
-		if k == dark && s.rough || s.count() >= maxSegments {
+		if s.count() >= maxSegments || k == dark && s.rough && s.guesses >= roughGuesses {
 			continue
+		}
+		if k == dark {
+			s.guesses++
 		}
 		s.add(part, k)
 	}
@@ -809,12 +815,16 @@ func (s *search) atMost() time.Duration {
 		levels := bits.Len64(longest)/3 + 2 // of cutting, until what the server has begins
 		d = time.Duration(asks)*time.Second/time.Duration(rate) + time.Duration(levels)*round
 	}
-	if !s.rough && (asks > 0 || s.live[dark] > 0) {
-		dark := s.budget
+	if asks > 0 || s.live[dark] > 0 {
+		guess := s.budget
 		if asks == 0 {
-			dark -= time.Duration(s.now - s.gained)
+			guess -= time.Duration(s.now - s.gained)
 		}
-		d += max(0, dark)
+		if s.rough {
+			left := s.live[dark] + max(0, roughGuesses-s.guesses)
+			guess = min(guess, time.Duration(n*left)*time.Second/time.Duration(rate)+8*round)
+		}
+		d += max(0, guess)
 	}
 	return d
 }

@@ -264,6 +264,25 @@ func TestSearchSigns(t *testing.T) {
 	}
 }
 
+// A rough search finds what lies behind what the server lacks where that is
+// little, and does not look long for it where it is much.
+func TestSearchRough(t *testing.T) {
+	w := &world{has: func(q moldcast.Seq, _ time.Duration) bool { return q > 130 && q < 180 || q == 4200 }}
+	ranges := []moldcast.Range{{First: 101, Next: 201}, {First: 4100, Next: 4300}, {First: 6000, Next: 6100}}
+	w.run(t, newSearch(new(peer), Want{Ranges: ranges, Signs: ranges, Rough: true}, time.Hour))
+	if missed := w.missed(ranges); missed.Len() > 0 {
+		t.Errorf("missed %v", missed.Ranges())
+	}
+	w.bounded(t)
+	ranges = everyNth(462, 32, 36)
+	w = &world{has: from(ranges[362].First + 20)}
+	w.run(t, newSearch(new(peer), Want{Ranges: ranges, Signs: ranges, Rough: true}, time.Hour))
+	if missed := w.missed(ranges); missed.Len() > 0 || w.now > 5*time.Second || w.requests > 4000 {
+		t.Errorf("missed %v, %v, %d requests", missed.Ranges(), w.now, w.requests)
+	}
+	w.bounded(t)
+}
+
 // A path that loses much of what is asked and answered leaves nothing behind.
 func TestSearchLossyPath(t *testing.T) {
 	holes := append(everyNth(300, 4, 36), moldcast.Range{First: 50_000, Next: 60_000})
