@@ -146,7 +146,7 @@ const (
 
 	split       = 8       // parts
 	steal       = 64      // messages of a segment that is worth dividing, at least
-	maxBegun    = 1 << 14 // segments, before another range is begun
+	maxBegun    = 1 << 14 // segments that are not dark, before another range is begun
 	maxSegments = 1 << 16
 
 	roughGuesses = 256 // dark segments of a rough search
@@ -619,7 +619,7 @@ func (s *search) turn() (ready, again bool) {
 	if len(s.flying) >= outstanding {
 		return false, false
 	}
-	if s.left > 0 && s.count() < maxBegun {
+	if s.more() {
 		return true, false
 	}
 	for _, k := range [...]kind{stream, edge} {
@@ -638,6 +638,10 @@ func (s *search) turn() (ready, again bool) {
 	return false, false
 }
 
+// more reports whether another range may be begun. What is dark does not count:
+// it has its turn when all were.
+func (s *search) more() bool { return s.left > 0 && s.count()-s.live[dark] < maxBegun }
+
 // count is how many segments there are.
 func (s *search) count() int { return len(s.segments) - len(s.free) }
 
@@ -648,7 +652,7 @@ func (s *search) choose() (uint32, bool) {
 			return id, true
 		}
 	}
-	for s.left > 0 && s.count() < maxBegun {
+	for s.more() {
 		if id := s.begin(); s.clip(id) {
 			return id, true
 		} else {

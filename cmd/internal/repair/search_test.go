@@ -109,7 +109,9 @@ func (w *world) run(t tester, s *search) {
 			}
 			w.request(r)
 		}
-		w.told = append(w.told, told{w.now, s.Progress().AtMost})
+		if n := len(w.told); n == 0 || w.now >= w.told[n-1].at+50*time.Millisecond {
+			w.told = append(w.told, told{w.now, s.Progress().AtMost})
+		}
 		if s.Done() {
 			return
 		}
@@ -200,6 +202,18 @@ func TestSearchShortRing(t *testing.T) {
 		}
 		w.bounded(t)
 	}
+}
+
+// So it is of many holes: those that it lacks are given up after three requests
+// each, or little more, and what lies inside them is not looked for long.
+func TestSearchShortRingOfMany(t *testing.T) {
+	holes := everyNth(30_000, 4, 36)
+	w := &world{has: from(holes[29_900].First)}
+	w.run(t, newSearch(new(peer), Want{Ranges: holes, Signs: holes}, 5*time.Second))
+	if missed := w.missed(holes); missed.Len() > 0 || w.last > time.Second || w.now > 105*time.Second {
+		t.Errorf("missed %v, the last came after %v, and it took %v", missed.Ranges(), w.last, w.now)
+	}
+	w.bounded(t)
 }
 
 // The end of a ring is found within one long hole, to the message.
