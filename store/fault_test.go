@@ -5,6 +5,7 @@ import (
 	"errors"
 	"io"
 	"os"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -145,6 +146,9 @@ func TestCloseOnFullDisk(t *testing.T) {
 	fillRange(t, w, moldcast.Range{First: 1000, Next: 2000}, 3)
 	if err := w.Close(); !errors.Is(err, syscall.ENOSPC) {
 		t.Fatalf("close: %v", err)
+	}
+	if first, next, head, lost := w.Synced(); first != 1 || next < 1000 || head != next || !slices.Equal(lost, []moldcast.Range{{First: next, Next: 2000}}) {
+		t.Fatalf("synced %d..%d, head %d, without %v", first, next, head, lost)
 	}
 	b.on.Store(false)
 	w = writer(t, a, "S")

@@ -183,16 +183,38 @@ func (a *Archive) room() error {
 // notDurable says what of the session a Writer that is closed leaves in memory
 // alone, because of err. REQUIRES: mu.
 func (w *Writer) notDurable(err error) error {
-	n := uint64(0)
-	var lost []moldcast.Range
-	for _, r := range w.s.cov.Ranges() {
-		for _, x := range w.s.synced.Missing(r) {
-			n += x.Len()
-			lost = append(lost, x)
-		}
-	}
-	if n == 0 {
+	lost := w.inMemory()
+	if len(lost) == 0 {
 		return err
 	}
+	n := uint64(0)
+	for _, r := range lost {
+		n += r.Len()
+	}
 	return fmt.Errorf("%d messages within %d..%d are not durable, all below %d are: %w", n, lost[0].First, lost[len(lost)-1].Next-1, w.s.durable(), err)
+}
+
+// inMemory lists what is stored and no sync covers. REQUIRES: mu.
+func (w *Writer) inMemory() (lost []moldcast.Range) {
+	for _, r := range w.s.cov.Ranges() {
+		lost = append(lost, w.s.synced.Missing(r)...)
+	}
+	return lost
+}
+
+// Synced is what a sync covers: first, next and head as of Held, and lost,
+// what was stored and is in memory alone. After a Close that failed that is
+// what did not come to the disk for certain. All 0 where nothing is durable.
+func (w *Writer) Synced() (first, next, head moldcast.Seq, lost []moldcast.Range) {
+	s := w.s
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	lost = w.inMemory()
+	if s.synced.Len() == 0 {
+		return 0, 0, 0, lost
+	}
+	if first = s.first(); !s.synced.Contains(s.cov.Bounds().First) {
+		first = s.synced.Bounds().First
+	}
+	return first, reach(&s.synced, first), s.synced.Bounds().Next, lost
 }

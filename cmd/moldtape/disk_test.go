@@ -2,6 +2,7 @@ package main
 
 import (
 	"bytes"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"math/rand/v2"
@@ -301,6 +302,58 @@ func TestFullDisk(t *testing.T) {
 	capture.exit(0)
 	export(f.next)
 	run(t, work, 0, "verify", "--archive", archive)
+}
+
+// What an import reports as new is what is on the disk; what did not come there
+// is told, and comes with another import.
+func TestImportFullDisk(t *testing.T) {
+	const next = 28_001 // 28 MB
+	dir, ok := tmpfs(t, 24<<20)
+	if !ok {
+		return
+	}
+	work := t.TempDir()
+	archive, file := filepath.Join(dir, "archive"), filepath.Join(work, "in.bin")
+	if err := os.WriteFile(file, bigFile(next), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	var sum struct {
+		Messages  int
+		NotStored int `json:"not_stored"`
+		Sessions  []map[string]any
+		Faults    []map[string]any `json:"fault_list"`
+	}
+	run := func(code int, args ...string) string {
+		t.Helper()
+		return run(t, work, code, append(args, "--archive", archive)...)
+	}
+	if err := json.Unmarshal([]byte(run(1, "import", file, "--codec", "row", "--session", "E2E", "--json")), &sum); err != nil {
+		t.Fatal(err)
+	}
+	s := sum.Sessions[0]
+	if sum.Messages == 0 || sum.NotStored == 0 || num(t, s, "next_seq") != sum.Messages+1 || num(t, s, "head_seq") != sum.Messages+1 {
+		t.Errorf("%d messages, %d not stored: %v", sum.Messages, sum.NotStored, s)
+	}
+	if f := sum.Faults; len(f) != 1 || f[0]["session"] != "default/E2E" || num(t, f[0], "first_seq") != sum.Messages+1 || num(t, f[0], "last_seq") != sum.Messages+sum.NotStored {
+		t.Errorf("faults: %v", f)
+	}
+	out := filepath.Join(work, "out.bin")
+	run(0, "export", "E2E", "-o", out, "--to-seq", fmt.Sprint(sum.Messages))
+	if got, err := os.ReadFile(out); err != nil || !bytes.Equal(got, bigFile(moldcast.Seq(sum.Messages+1))) {
+		t.Errorf("what was reported as new is not there: %v", err)
+	}
+	if text := run(1, "import", file, "--codec", "row", "--session", "E2F"); !strings.Contains(text, " not stored") {
+		t.Errorf("not told: %s", text)
+	}
+
+	if err := unix.Mount("tmpfs", dir, "tmpfs", unix.MS_REMOUNT, "size=128m"); err != nil {
+		t.Fatal(err)
+	}
+	run(0, "import", file, "--codec", "row", "--session", "E2E")
+	run(0, "export", "E2E", "-o", out)
+	if got, err := os.ReadFile(out); err != nil || !bytes.Equal(got, bigFile(next)) {
+		t.Errorf("the second import is not complete: %v", err)
+	}
 }
 
 // An archive that is not there any more, as after an unmount: nothing is made

@@ -184,9 +184,14 @@ func (r *importRun) run(ctx context.Context, names []string) error {
 		r.sum.Messages += s.Messages
 		r.sum.Duplicates += s.Duplicates
 		r.sum.Conflicts += s.Conflicts
+		r.sum.NotStored += s.NotStored
 		r.sum.Holes += s.Holes
+		r.lost(s)
 	}
 	r.sum.Interrupted = errors.Is(err, context.Canceled)
+	if err != nil && r.more > 0 { // the last line is that of err
+		r.env.log.Error("import", "fault", r.first)
+	}
 	if perr := r.print(); perr != nil && err == nil {
 		err = perr
 	}

@@ -24,9 +24,17 @@ type importFault struct {
 	Frame    int64  `json:"frame,omitempty"` // of a capture file
 	Line     int64  `json:"line,omitempty"`  // of a text file
 	Reason   string `json:"reason"`
+
+	// Of messages that were not stored, which are of no one place.
+	Session  string       `json:"session,omitempty"`
+	FirstSeq moldcast.Seq `json:"first_seq,omitempty"`
+	LastSeq  moldcast.Seq `json:"last_seq,omitempty"`
 }
 
 func (f importFault) String() string {
+	if f.Session != "" {
+		return fmt.Sprintf("%s: messages %d..%d were %s", f.Session, f.FirstSeq, f.LastSeq, f.Reason)
+	}
 	s := fmt.Sprintf("%s: byte %d", f.File, f.Position)
 	switch {
 	case f.Frame > 0:
@@ -66,6 +74,7 @@ type importSummary struct {
 	Messages    uint64            `json:"messages"`
 	Duplicates  uint64            `json:"duplicates"`
 	Conflicts   uint64            `json:"conflicts"`
+	NotStored   uint64            `json:"not_stored"`
 	Holes       int               `json:"holes"`
 	Faults      int64             `json:"faults"`
 	FaultList   []importFault     `json:"fault_list"` // the first hundred
@@ -176,10 +185,7 @@ func (r *importRun) print() error {
 		return r.env.printJSON(r.sum)
 	}
 	for _, s := range r.sum.Sessions {
-		name := s.Channel + "/" + s.Session
-		if s.Take != 1 {
-			name += "@" + strconv.Itoa(s.Take)
-		}
+		name := resultName(s)
 		held := "no message"
 		if s.HeadSeq > s.FirstSeq {
 			held = moldcast.Range{First: s.FirstSeq, Next: s.HeadSeq}.String()
@@ -187,6 +193,9 @@ func (r *importRun) print() error {
 		line := fmt.Sprintf("%s  %s  %s new, %s known", name, held, humanize.Comma(int64(s.Messages)), humanize.Comma(int64(s.Duplicates)))
 		if s.Conflicts > 0 {
 			line += fmt.Sprintf(", %s in conflict", humanize.Comma(int64(s.Conflicts)))
+		}
+		if s.NotStored > 0 {
+			line += fmt.Sprintf(", %s not stored", humanize.Comma(int64(s.NotStored)))
 		}
 		switch s.Holes {
 		case 0:
@@ -209,6 +218,21 @@ func (r *importRun) print() error {
 		}
 	}
 	return nil
+}
+
+func resultName(s importer.Result) string {
+	name := s.Channel + "/" + s.Session
+	if s.Take != 1 {
+		name += "@" + strconv.Itoa(s.Take)
+	}
+	return name
+}
+
+// lost takes up the messages that a failing disk did not take.
+func (r *importRun) lost(s importer.Result) {
+	for _, l := range s.Lost {
+		r.fault(importFault{Session: resultName(s), FirstSeq: l.First, LastSeq: l.Next - 1, Reason: "not stored for certain: import the file again once the disk takes them"})
+	}
 }
 
 // notNull makes an empty list print as [].

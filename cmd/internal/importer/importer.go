@@ -109,13 +109,16 @@ type Result struct {
 	FirstSeq   moldcast.Seq `json:"first_seq"`
 	NextSeq    moldcast.Seq `json:"next_seq"`
 	HeadSeq    moldcast.Seq `json:"head_seq"`
-	Messages   uint64       `json:"messages"`   // stored for the first time
+	Messages   uint64       `json:"messages"`   // stored for the first time, and durable
 	Duplicates uint64       `json:"duplicates"` // held already, the same
 	Conflicts  uint64       `json:"conflicts"`  // held already, other bytes: not stored
 	Heartbeats uint64       `json:"heartbeats"`
 	Ended      bool         `json:"ended"`
 	Holes      int          `json:"holes"`
 	HoleList   []Hole       `json:"hole_list"`
+	NotStored  uint64       `json:"not_stored"` // new, and not durable: the disk failed
+
+	Lost []moldcast.Range `json:"-"` // what NotStored counts
 }
 
 // Hole is a missing range, both ends inclusive.
@@ -262,6 +265,22 @@ func (x *Session) Between(seq moldcast.Seq, heard moldcast.Stamp) moldcast.Stamp
 // Sessions is every session opened, in order.
 func (im *Importer) Sessions() []*Session { return im.order }
 
+// fallBack leaves in the result of a take, whose writer failed, what is durable.
+func (t *take) fallBack() {
+	first, next, head, lost := t.w.Synced()
+	if len(lost) == 0 {
+		return
+	}
+	for _, r := range lost {
+		t.NotStored += r.Len()
+	}
+	t.Lost = lost
+	t.Messages -= min(t.Messages, t.NotStored)
+	t.FirstSeq, t.NextSeq, t.HeadSeq, t.Ended = first, next, head, false
+	t.HoleList = slices.DeleteFunc(t.HoleList, func(h Hole) bool { return h.FirstSeq >= head })
+	t.Holes = len(t.HoleList)
+}
+
 // Finish puts the holes on record, makes everything durable, seals and closes.
 // It closes all also where that fails, and gives the first error.
 func (im *Importer) Finish(ctx context.Context) ([]Result, error) {
@@ -293,11 +312,17 @@ func (im *Importer) Finish(ctx context.Context) ([]Result, error) {
 			}
 			t.FirstSeq, t.NextSeq, t.HeadSeq = held.First, held.Next, held.Head
 			t.Holes, t.Ended = len(held.Holes), held.Ended
-			results = append(results, t.Result)
-			if err := t.w.Flush(ctx); err != nil {
-				keep(fmt.Errorf("%v: %w", t.ref, err))
+			err := t.w.Flush(ctx)
+			if e := t.w.Close(); e != nil || ctx.Err() != nil { // else all is durable, if not at the first try
+				if err != nil {
+					err = fmt.Errorf("%v: %w", t.ref, err)
+				} else {
+					err = e
+				}
+				keep(err)
+				t.fallBack()
 			}
-			keep(t.w.Close())
+			results = append(results, t.Result)
 		}
 	}
 	if im.archive != nil {

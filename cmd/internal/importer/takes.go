@@ -505,6 +505,7 @@ func (t *take) put(x *Session, p moldcast.Piece) error {
 		}
 		var err error
 		if stored, err = t.w.Append(p); err != nil {
+			t.Messages += uint64(stored)
 			return fmt.Errorf("%v: %w", t.ref, err)
 		}
 	}
