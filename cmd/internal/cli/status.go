@@ -238,12 +238,12 @@ func printStatus(w io.Writer, d httpd.Document, readers bool) error {
 		c := &d.Channels[i]
 		for _, r := range c.Reasons {
 			fmt.Fprintf(w, "\n%s: %s since %s: %s", c.Channel, r.Reason, shortTime(&r.Since), r.Text)
-		}
-		if c.Open != nil {
-			printOpen(w, c.Open)
-		}
-		if c.Storage.Advice != "" {
-			fmt.Fprintf(w, "; %s", c.Storage.Advice)
+			switch {
+			case r.Reason == capture.ReasonStorage && c.Storage.Advice != "":
+				fmt.Fprintf(w, "; %s", c.Storage.Advice)
+			case r.Reason == capture.ReasonGap && c.Open != nil:
+				printOpen(w, c.Open)
+			}
 		}
 		if c.Error != "" {
 			fmt.Fprintf(w, "\n%s: failed: %s", c.Channel, c.Error)

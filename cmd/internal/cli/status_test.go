@@ -74,6 +74,26 @@ func TestStatusExitCode(t *testing.T) {
 	}
 }
 
+// What belongs to one reason stands with it, whichever comes last.
+func TestStatusReasonsApart(t *testing.T) {
+	c := degradedFor("two", capture.ReasonGap, time.Minute)
+	c.Reasons = append(c.Reasons, capture.Degradation{Reason: capture.ReasonStorage, Since: statusTime, Text: "the disk is full"},
+		capture.Degradation{Reason: capture.ReasonNoPackets, Since: statusTime, Text: "no packet on any line"})
+	c.Storage.Advice = "free room"
+	var out bytes.Buffer
+	if err := printStatus(&out, httpd.Document{Node: httpd.Node{Time: statusTime}, Channels: []capture.Status{c}}, false); err != nil {
+		t.Fatal(err)
+	}
+	_, got, _ := strings.Cut(out.String(), "two: gap since ")
+	for _, want := range []string{"so it is; next try ", "DAY@1 4..9, tried 2 times", "the disk is full; free room\n", "no packet on any line\n"} {
+		_, rest, ok := strings.Cut(got, want)
+		if !ok {
+			t.Fatalf("no %q in its place:\n%s", want, out.String())
+		}
+		got = rest
+	}
+}
+
 // checkExit: exit 1 with a text that holds want; none where that is empty.
 func checkExit(t *testing.T, err error, want string) {
 	t.Helper()
