@@ -231,13 +231,22 @@ func (e *env) setLogger() error {
 	case e.logFormat == "json":
 		e.log = slog.New(slog.NewJSONHandler(e.stderr, &slog.HandlerOptions{Level: level, ReplaceAttr: inSeconds}))
 	case e.logFormat == "text" && isTerminal(e.stderr):
-		e.log = slog.New(tint.NewTextHandler(e.stderr, &tint.Options{Level: level}))
+		e.log = slog.New(tint.NewTextHandler(e.stderr, &tint.Options{Level: level, ReplaceAttr: errorText}))
 	case e.logFormat == "text":
-		e.log = slog.New(slog.NewTextHandler(e.stderr, &slog.HandlerOptions{Level: level}))
+		e.log = slog.New(slog.NewTextHandler(e.stderr, &slog.HandlerOptions{Level: level, ReplaceAttr: errorText}))
 	default:
 		return usagef("--log-format %q: want text or json", e.logFormat)
 	}
 	return nil
+}
+
+// errorText gives an error in a text log as its message: some, such as those of
+// the store, print a stack trace where a handler asks for everything.
+func errorText(_ []string, a slog.Attr) slog.Attr {
+	if err, ok := a.Value.Any().(error); ok {
+		a.Value = slog.StringValue(err.Error())
+	}
+	return a
 }
 
 // inSeconds gives a duration in a JSON log as every other one in JSON.
