@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"os"
 	"runtime"
 	"slices"
 	"strings"
@@ -210,7 +211,12 @@ func (a *Archive) readSeal(g *segment) (sealed bool, s *seal, fault error) {
 	if err == nil && (s.identity != g.id || s.Segment != g.num) {
 		err = fmt.Errorf("%s: of %s/%v@%d segment %d", sealFile, s.Channel, s.Session, s.Take, s.Segment)
 	}
-	if err != nil {
+	switch {
+	case errors.Is(err, os.ErrPermission):
+		err = notAllowed(err)
+		a.o.Log.Warn("seal may not be read; the segment is read by its headers", "segment", g.name, "err", err)
+		return true, nil, err
+	case err != nil:
 		a.o.Log.Error("seal is damaged; the segment is read by its headers", "segment", g.name, "err", err)
 		return true, nil, err
 	}

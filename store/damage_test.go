@@ -3,12 +3,16 @@ package store
 import (
 	"errors"
 	"io"
+	"log/slog"
+	"os"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 
 	"github.com/cockroachdb/pebble/v2"
 	"github.com/cockroachdb/pebble/v2/vfs"
+	"github.com/cockroachdb/pebble/v2/vfs/errorfs"
 
 	"github.com/moldtape/moldtape/moldcast"
 	"github.com/moldtape/moldtape/store/block"
@@ -251,6 +255,44 @@ func TestVerifyCustody(t *testing.T) {
 			t.Fatal(err)
 		}
 		faults(t, a, "000002.seg: the chain of seals is broken")
+	})
+	alone := func(t *testing.T, a *Archive, part string) {
+		t.Helper()
+		rep, err := a.Verify(t.Context(), nil, nil)
+		if err != nil || len(rep.Faults) != 1 || !strings.Contains(rep.Faults[0].String(), part) {
+			t.Errorf("%v, faults %v, want one: %q", err, rep.Faults, part)
+		}
+	}
+	t.Run("seal missing", func(t *testing.T) {
+		a, ref, _ := build(t)
+		if err := a.o.FS.Remove(sealPath(a, ref, 2)); err != nil {
+			t.Fatal(err)
+		}
+		alone(t, a, "000002.seg: its seal (seal.json) is missing: the seal of 000003.seg names ")
+	})
+	t.Run("seal may not be read", func(t *testing.T) {
+		a, ref, o := build(t)
+		fs := o.FS
+		o.FS = errorfs.Wrap(fs, errorfs.InjectorFunc(func(op errorfs.Op) error {
+			if op.Kind.ReadOrWrite() == errorfs.OpIsRead && strings.HasPrefix(op.Path, fs.PathDir(sealPath(a, ref, 2))) {
+				return &os.PathError{Op: "open", Path: op.Path, Err: syscall.EACCES}
+			}
+			return nil
+		}))
+		var logged strings.Builder
+		o.Log = slog.New(slog.NewTextHandler(&logged, nil))
+		b := create(t, o)
+		alone(t, b, "which is no damage")
+		list, err := b.Sessions()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if s := list[0].Fault; strings.Count(s, "000002.seg: ") != 1 || !strings.Contains(s, "permission denied") {
+			t.Errorf("fault: %s", s)
+		}
+		if s := logged.String(); strings.Contains(s, "is damaged") || !strings.Contains(s, "segment cannot be read") {
+			t.Errorf("log: %s", s)
+		}
 	})
 	t.Run("seal damaged", func(t *testing.T) {
 		a, ref, o := build(t)

@@ -149,15 +149,15 @@ func (g *segment) share(fs vfs.FS, l leaser) (c io.Closer, err error) {
 			return c, nil
 		case isNotExist(err):
 			if _, e := fs.Stat(g.dir); isNotExist(e) {
-				return nil, fmt.Errorf("%s: %w", g.name, errGone)
+				return nil, errGone
 			}
 			return nil, nil
 		case !errors.Is(err, errHeld):
-			return nil, fmt.Errorf("%s: lease: %w", g.name, err)
+			return nil, fmt.Errorf("lease: %w", notAllowed(err))
 		}
 		time.Sleep(leaseRetry)
 	}
-	return nil, fmt.Errorf("%s: lease: %w", g.name, err)
+	return nil, fmt.Errorf("lease: %w", notAllowed(err))
 }
 
 // useLease is the lease of one open segment, held while anybody uses it. mu
@@ -232,7 +232,7 @@ again:
 			}
 			if err != nil {
 				out.Close()
-				return nil, err
+				return nil, fmt.Errorf("%s: %w", g.name, err)
 			}
 			have[g] = true
 			if c != nil {

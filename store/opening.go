@@ -3,6 +3,7 @@ package store
 import (
 	"errors"
 	"fmt"
+	"os"
 	"strings"
 	"syscall"
 	"time"
@@ -157,6 +158,14 @@ func (g *segment) room(fs vfs.FS) error {
 func hint(err error) error {
 	if isNoRoom(err) && !errors.Is(err, errNoRoom) {
 		return fmt.Errorf("%w: make room on the disk", err)
+	}
+	return err
+}
+
+// notAllowed says of an error of reading that it is no damage, where it is that.
+func notAllowed(err error) error {
+	if errors.Is(err, os.ErrPermission) {
+		return fmt.Errorf("%w: the user of this process may not read it, which is no damage", err)
 	}
 	return err
 }

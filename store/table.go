@@ -89,7 +89,7 @@ func (t *table) acquire(g *segment) (*handle, error) {
 				t.mu.Unlock()
 			}
 			t.unref(h)
-			return nil, err
+			return nil, fmt.Errorf("%s: %w", g.name, err)
 		}
 		// A reader may have opened g while its writer still had the index.
 		g.idx.CompareAndSwap(nil, h.idx)

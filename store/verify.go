@@ -5,6 +5,7 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
+	"os"
 	"slices"
 	"sync"
 	"time"
@@ -341,7 +342,7 @@ func (v *verification) list(r Ref) (*checked, error) {
 			if err == nil && (s.seal.identity != g.id || s.seal.Segment != n) {
 				err = errors.New("it is the seal of another segment")
 			}
-			s.sealErr = err
+			s.sealErr = notAllowed(err)
 			if err == nil {
 				g.sound.Store(s.seal)
 			}
@@ -416,14 +417,22 @@ func (v *verification) tombstone(c *checked, n int) {
 }
 
 // chain checks that every seal, of a pruned segment too, names the one before.
+// Where one is named that there is not, and between them is a segment whose seal
+// cannot be read, that is told already; one without a seal has lost it.
 func (v *verification) chain(c *checked) {
 	type link struct {
 		num       int
 		prev, sum string
 	}
 	var links []link
+	unread, unsealed := map[int]bool{}, []int{}
 	for _, s := range c.segs {
-		if s.seal != nil {
+		switch {
+		case s.sealErr != nil:
+			unread[s.g.num] = true
+		case s.seal == nil:
+			unsealed = append(unsealed, s.g.num)
+		default:
 			links = append(links, link{s.g.num, s.seal.Prev, s.seal.Sum})
 		}
 	}
@@ -431,12 +440,24 @@ func (v *verification) chain(c *checked) {
 		links = append(links, link{t.Segment, t.Prev, t.SealSum})
 	}
 	slices.SortFunc(links, func(x, y link) int { return x.num - y.num })
-	prev := ""
+	prev, before := "", 0
 	for _, l := range links {
-		if l.prev != prev {
+		// The newest of those between: a seal names the one before it.
+		lost, untold := 0, false
+		for n := before + 1; n < l.num; n++ {
+			if untold = untold || unread[n]; slices.Contains(unsealed, n) {
+				lost = n
+			}
+		}
+		switch {
+		case l.prev == prev, untold:
+		case lost != 0:
+			v.fault(c, segmentName(lost), moldcast.Range{}, "its seal (%s) is missing: the seal of %s names %s before it, the newest there is %s; `moldtape repair` seals it again",
+				sealFile, segmentName(l.num), short(l.prev), short(prev))
+		default:
 			v.fault(c, segmentName(l.num), moldcast.Range{}, "the chain of seals is broken: it names %s before it, there is %s", short(l.prev), short(prev))
 		}
-		prev = l.sum
+		prev, before = l.sum, l.num
 	}
 }
 
@@ -548,6 +569,9 @@ func (v *verification) segment(ctx context.Context, c *checked, s *checkedSegmen
 		if t, e := c.s.readTombstone(s.g.num); e == nil && s.seal != nil && t.SealSum == s.seal.Sum {
 			return // pruned after it was listed
 		}
+	}
+	if err != nil && errors.Is(err, os.ErrPermission) && errors.Is(s.sealErr, os.ErrPermission) {
+		return // told of its seal
 	}
 	if err != nil {
 		if s.seal != nil && len(s.seal.Coverage) > 0 {
