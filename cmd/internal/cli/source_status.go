@@ -4,11 +4,14 @@ import (
 	"cmp"
 	"context"
 	"errors"
+	"fmt"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/moldtape/moldtape/capture"
 	"github.com/moldtape/moldtape/cmd/internal/httpd"
+	"github.com/moldtape/moldtape/moldcast"
 	"github.com/moldtape/moldtape/store"
 )
 
@@ -82,7 +85,7 @@ func (s *Source) served() []httpd.Served {
 		add(i.Channel, httpd.ServedSession{
 			Session: i.Session, Take: i.Take, State: string(i.State),
 			FirstSeq: i.FirstSeq, NextSeq: i.NextSeq, DurableSeq: i.DurableSeq, HeadSeq: i.HeadSeq,
-			Messages: i.Messages, Holes: i.Holes, Segments: i.Segments, LastTime: i.LastTime, Fault: i.Fault,
+			Messages: i.Messages, Holes: i.Holes, Segments: i.Segments, LastTime: i.LastTime, Fault: cmp.Or(i.Fault, damagedText(v.view, i.Holes)),
 		})
 	}
 	s.mu.Lock()
@@ -97,6 +100,33 @@ func (s *Source) served() []httpd.Served {
 		})
 	}
 	return all
+}
+
+// damagedText names the messages that reads found damaged; empty without any.
+func damagedText(v *store.View, holes int) string {
+	if holes == 0 {
+		return ""
+	}
+	const most = 4
+	var ranges []string
+	n, messages := 0, uint64(0)
+	for _, h := range v.Holes() {
+		if h.Reason != moldcast.Damaged {
+			continue
+		}
+		messages += h.Range.Len()
+		if n++; n <= most {
+			ranges = append(ranges, h.Range.String())
+		}
+	}
+	if n == 0 {
+		return ""
+	}
+	text := strings.Join(ranges, ", ")
+	if n > most {
+		text += fmt.Sprintf(" and %d more ranges", n-most)
+	}
+	return fmt.Sprintf("%s damaged, not served: %s; `moldtape repair` mends them from another source", count(messages, "message"), text)
 }
 
 func lastTime(x httpd.ServedSession) (t time.Time) {
