@@ -613,7 +613,7 @@ func (e *env) play(ctx context.Context, player *replay.Player, cfg replay.Config
 	var webErr error
 	if web != nil {
 		r := &remote{player: player, streams: streams, cfg: cfg, day: *streams[0].view.Info().FirstTime}
-		wg.Go(func() { webErr = httpd.Serve(beside, web, r.handler(), e.log) })
+		wg.Go(func() { webErr = httpd.Serve(beside, web, r.handler(f.http), e.log) })
 	}
 	wg.Go(func() { e.console(beside, player) })
 	rep, err := player.Run(ctx)

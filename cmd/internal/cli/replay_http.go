@@ -4,7 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net"
 	"net/http"
+	"net/netip"
 	"net/url"
 	"slices"
 	"strconv"
@@ -110,8 +112,8 @@ func (r *remote) status() replayStatus {
 }
 
 // handler serves status and control. Only POST changes anything, and not for
-// another site's page.
-func (r *remote) handler() http.Handler {
+// another site's page. name is what --http says.
+func (r *remote) handler(name string) http.Handler {
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /status", func(w http.ResponseWriter, q *http.Request) {
 		if _, err := params(q); err != nil {
@@ -146,7 +148,30 @@ func (r *remote) handler() http.Handler {
 			httpd.WriteJSON(w, http.StatusOK, r.status())
 		})
 	}
-	return http.NewCrossOriginProtection().Handler(mux)
+	return http.NewCrossOriginProtection().Handler(ownHost(name, mux))
+}
+
+// ownHost refuses orders that were sent to a name which is not this host's: a
+// page of a site whose name was made to resolve to this address is of that
+// origin for a browser. An address cannot be made to; name, of --http, is what
+// the user calls it. Who sends no name is no browser.
+func ownHost(name string, h http.Handler) http.Handler {
+	if host, _, err := net.SplitHostPort(name); err == nil {
+		name = host
+	}
+	return http.HandlerFunc(func(w http.ResponseWriter, q *http.Request) {
+		host := q.Host
+		if h, _, err := net.SplitHostPort(host); err == nil {
+			host = h
+		}
+		host = strings.TrimSuffix(strings.TrimSuffix(strings.TrimPrefix(host, "["), "]"), ".")
+		_, err := netip.ParseAddr(host)
+		if q.Method == http.MethodPost && err != nil && host != "" && !strings.EqualFold(host, "localhost") && !strings.EqualFold(host, strings.TrimSuffix(name, ".")) {
+			http.Error(w, fmt.Sprintf("Host %q: orders are taken by address, as localhost, or by the name that --http gives; another may be a site's that has it resolve to here", q.Host), http.StatusForbidden)
+			return
+		}
+		h.ServeHTTP(w, q)
+	})
 }
 
 // params are the parameters of a request: each that is taken at most once, and
