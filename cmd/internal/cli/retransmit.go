@@ -68,7 +68,7 @@ last, where only one channel is served.`,
 	f.IntVar(&o.mtu, "mtu", 1500, "largest IPv4 packet of an answer, in `BYTES`; a longer message goes alone in a larger one")
 	f.StringArrayVar(&o.allow, "allow", nil, "answer only clients in this `CIDR` (may repeat; default loopback, private, shared and link-local addresses)")
 	addStreams(f, &o.stream)
-	f.Var(config.Rate{P: &o.perClient}, "rate-per-client", "requests a second answered to one client, 0 for no limit (clients on this machine, unless given: 200000)")
+	f.Var(config.Rate{P: &o.perClient}, "rate-per-client", "requests a second answered to one client, 0 for no limit (clients on this machine, unless given: 200000); at once a quarter of a second's, but 64 at the least, or a second's where that is fewer")
 	f.Var(config.Rate{P: &o.total}, "rate-total", "requests a second answered in all, 0 for no limit")
 	f.StringVar(&o.http, "http", "", "serve /status, /metrics, /healthz and /readyz on this TCP `HOST:PORT`, to whoever reaches it: there is no authentication")
 	return c
@@ -146,6 +146,9 @@ func (e *env) retransmit(ctx context.Context, o retransmitFlags, cfg retransmit.
 	if err := source.Refresh(); err != nil {
 		return err
 	}
+	for _, name := range source.lacking() {
+		e.log.Warn("the archive holds nothing of a channel: it is served once there is something", "channel", name, "archive", e.archiveDir())
+	}
 	web, err := e.listenHTTP(o.http, readByAll)
 	if err != nil {
 		return err
@@ -172,9 +175,6 @@ func (e *env) retransmit(ctx context.Context, o retransmitFlags, cfg retransmit.
 		all.requests = []*retransmit.Server{server}
 		up.Retransmit = conn.LocalAddr().String()
 	}
-	e.log.Info("serving", "archive", e.archiveDir(), "listen", up.Retransmit, "sessions", source.Sessions())
-	e.log.Debug("budgets", "mtu", cfg.MTU, "allow", cfg.Admit.Allow, "rate_per_client", cfg.Admit.Client.Requests, "rate_loopback", cfg.Admit.Loopback.Requests,
-		"rate_total", cfg.Admit.Total.Requests, "linger", cfg.Admit.Linger, "cold_queue", cfg.QueueCold, "workers", cfg.Workers)
 	stream, err := serveStreams(o.stream, source.recordings(), cfg.Admit.Allow, e.log)
 	if err != nil {
 		return err
@@ -182,6 +182,9 @@ func (e *env) retransmit(ctx context.Context, o retransmitFlags, cfg retransmit.
 	if stream != nil {
 		all.streams = []*retransmit.StreamServer{stream}
 	}
+	e.log.Info("serving", "archive", e.archiveDir(), "listen", up.Retransmit, "sessions", source.Sessions())
+	e.log.Debug("budgets", "mtu", cfg.MTU, "allow", cfg.Admit.Allow, "rate_per_client", cfg.Admit.Client.Requests, "rate_loopback", cfg.Admit.Loopback.Requests,
+		"rate_total", cfg.Admit.Total.Requests, "linger", cfg.Admit.Linger, "cold_queue", cfg.QueueCold, "workers", cfg.Workers)
 	ctx, cancel := context.WithCancel(ctx)
 	var others sync.WaitGroup
 	var streamErr error

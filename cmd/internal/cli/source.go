@@ -279,6 +279,18 @@ func (s *Source) Refresh() error {
 	return nil
 }
 
+// lacking is which of the channels that were named the archive holds nothing of.
+func (s *Source) lacking() (names []string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, name := range s.channels {
+		if !slices.ContainsFunc(s.mu.infos, func(i store.Info) bool { return i.Channel == name }) {
+			names = append(names, name)
+		}
+	}
+	return names
+}
+
 // has: a recording is written here, or in the archive as last seen.
 func (s *Source) has(r store.Ref) bool {
 	s.mu.Lock()

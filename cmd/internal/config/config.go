@@ -157,7 +157,7 @@ func (n *Node) Fields() []Field {
 		{"retransmit_duty", "retransmit-duty", "`always|beyond-window`: answer all requests, or leave to the sender what it surely still answers itself", text{&n.RetransmitDuty}},
 		{"mtu", "mtu", "MTU of answers, in `BYTES`", integer{&n.MTU}},
 		{"allow", "allow", "answer only clients in this `CIDR` (repeat; default loopback, private, shared and link-local addresses)", texts{&n.Allow}},
-		{"rate_per_client", "rate-per-client", "requests a second answered to one client, 0 for no limit (clients on this machine, unless given: 200000)", Rate{&n.RatePerClient}},
+		{"rate_per_client", "rate-per-client", "requests a second answered to one client, 0 for no limit (clients on this machine, unless given: 200000); at once a quarter of a second's, but 64 at the least, or a second's where that is fewer", Rate{&n.RatePerClient}},
 		{"rate_total", "rate-total", "requests a second answered in all, 0 for no limit", Rate{&n.RateTotal}},
 		{"http", "http", "serve /status, /metrics, /healthz and /readyz on this TCP `HOST:PORT`, to whoever reaches it: there is no authentication", text{&n.HTTP}},
 		{"snapshot_max", "snapshot-max", "over --http, take snapshots of applications of at most this much, from whoever reaches it (PUT /snapshots/CHANNEL/SESSION?seq=N); 0: none", Size{&n.SnapshotMax}},
