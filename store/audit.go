@@ -39,7 +39,7 @@ const (
 	AuditHold      AuditEvent = "hold"
 	AuditRelease   AuditEvent = "release"
 	AuditSeal      AuditEvent = "seal"
-	AuditRepair    AuditEvent = "repair" // a file was restored, or what of the log itself cannot be is acknowledged
+	AuditRepair    AuditEvent = "repair" // a file was restored, messages were filled or written anew, or what of the log itself cannot be restored is acknowledged
 
 	// A snapshot that is there and durable, and snapshots that are about to be
 	// removed: all with a sequence from FirstSeq to LastSeq.

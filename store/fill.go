@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"strings"
 	"time"
 
 	"github.com/cockroachdb/pebble/v2"
@@ -83,6 +84,17 @@ type FillInfo struct {
 	By       string       `json:"by"`
 	Source   string       `json:"source"`
 }
+
+// FilledInfo is how many of the messages that are held were brought in later,
+// of those Fills with the same By and Source. What was written anew of a damaged
+// segment is not among them.
+type FilledInfo struct {
+	By       string `json:"by"`
+	Source   string `json:"source"`
+	Messages uint64 `json:"messages"`
+}
+
+func (f fillRecord) rewritten() bool { return strings.HasPrefix(f.Source, filesOf) }
 
 // Rewrite stores anew, in the open segment, what of r is read from segment
 // (its directory's name), whose store is damaged: as what replaces it. What

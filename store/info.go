@@ -99,6 +99,7 @@ type Detail struct {
 	Feed        moldcast.Feed `json:"feed"`    // what the sender does, as it was recorded
 	HoleList    []HoleInfo    `json:"hole_list"`
 	FillList    []FillInfo    `json:"fill_list"`
+	FilledList  []FilledInfo  `json:"filled_list"` // FillList summed up, what was filled again once
 	PrunedList  []PrunedInfo  `json:"pruned_list"`
 	CaptureList []CaptureInfo `json:"capture_list"`
 	SegmentList []SegmentInfo `json:"segment_list"`
@@ -138,8 +139,8 @@ type SegmentInfo struct {
 	LastSeq   moldcast.Seq `json:"last_seq"` // inclusive
 	Runs      int          `json:"runs"`
 	Blocks    int          `json:"blocks"`
-	Messages  uint64       `json:"messages"`
-	BytesRaw  uint64       `json:"bytes_raw"`
+	Messages  uint64       `json:"messages"`  // read from it: neither those that others replace nor damaged ones
+	BytesRaw  uint64       `json:"bytes_raw"` // of these
 	BytesDisk uint64       `json:"bytes_disk"`
 	FirstTime *time.Time   `json:"first_time"`
 	LastTime  *time.Time   `json:"last_time"`
@@ -162,10 +163,13 @@ type Rate struct {
 	Bytes    uint64    `json:"bytes"` // framed
 }
 
-// LineInfo is what one line brought first.
+// LineInfo is what one line brought first; "unknown" is of messages whose block
+// cannot be read. Filled is how many of Messages came later, from another
+// archive, with the line on which that heard them, or from a server.
 type LineInfo struct {
 	Line     string `json:"line"` // "A", "B", …; "answer" for retransmissions
 	Pieces   uint64 `json:"pieces"`
 	Messages uint64 `json:"messages"`
 	Bytes    uint64 `json:"bytes"` // framed
+	Filled   uint64 `json:"filled,omitempty"`
 }

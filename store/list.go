@@ -93,7 +93,7 @@ func (v *View) Info() Info {
 			state = Live
 		}
 	}
-	d, _ := s.detail(state, false) // without the list of rates nothing is read
+	d, _ := s.detail(state, false) // without the list of rates no body is read
 	return d.Info
 }
 
@@ -134,11 +134,15 @@ func (s *session) detail(state State, full bool) (Detail, error) {
 	for _, r := range s.gone.Ranges() {
 		d.PrunedList = append(d.PrunedList, PrunedInfo{FirstSeq: r.First, LastSeq: r.Next - 1})
 	}
-	var lines []lineCount
+	later, filled := s.filledLater()
+	d.FilledList = filled
+	var lines, mended []lineCount // mended: those of lines that were brought in later
 	var span times
 	segs := slices.Clone(s.segs)
 	var sizes []*segment // of which the size on disk is to be looked up
-	for _, g := range segs {
+	served := s.servedFrom()
+	partly := map[int]bool{} // of which not all is served
+	for k, g := range segs {
 		i := SegmentInfo{Segment: segmentName(g.num), Sealed: g.sealed}
 		if g.fault != nil {
 			i.Fault = g.fault.Error()
@@ -153,7 +157,6 @@ func (s *session) detail(state State, full bool) (Detail, error) {
 			if i.Messages > 0 {
 				t.add(g.seal.FirstTime, g.seal.LastTime)
 			}
-			lines = addLines(lines, g.seal.Lines)
 			if m := g.seal.Merge; m != nil {
 				if i.Unmerged = m.Left; m.Left == "" {
 					i.Merged, i.BytesMerged = m.Blocks, m.Written
@@ -169,7 +172,6 @@ func (s *session) detail(state State, full bool) (Detail, error) {
 			if i.Messages > 0 {
 				t.add(x.minTime, x.maxTime)
 			}
-			lines = addLines(lines, g.lines)
 			i.Node, i.Opened = g.node, clockTime(g.opened)
 			sizes = append(sizes, g)
 		default:
@@ -180,20 +182,39 @@ func (s *session) detail(state State, full bool) (Detail, error) {
 		}
 		i.FirstTime, i.LastTime = t.bounds()
 		span.join(t)
-		d.BytesRaw += i.BytesRaw
+		if g.seal != nil || x != nil {
+			n := countOf(served[g])
+			if partly[k] = n != i.Messages; partly[k] && i.Messages > 0 { // until the blocks are looked at
+				i.BytesRaw = uint64(float64(i.BytesRaw) * float64(n) / float64(i.Messages))
+			}
+			i.Messages = n
+		}
+		if !partly[k] {
+			counts := g.lines
+			if g.seal != nil {
+				counts = g.seal.Lines
+			}
+			lines = addLines(lines, counts)
+			if full && later.Len() > 0 && allIn(served[g], &later) {
+				mended = addLines(mended, counts)
+			}
+		}
 		d.SegmentList = append(d.SegmentList, i)
 	}
-	rates := map[int64]*Rate{}
+	rates, tailRaw := map[int64]*Rate{}, uint64(0)
 	for _, m := range s.mem {
 		if m.b == nil || m.state == blockDurable && s.w != nil || m.b.Pieces() == 0 {
 			continue
 		}
-		d.BytesRaw += uint64(m.b.RawSize())
+		tailRaw += uint64(m.b.RawSize())
 		d.TailMessages += m.cov.Count()
 		span.add(m.b.Times())
 		m.b.PiecesFrom(0, func(p moldcast.Piece) bool {
 			n, size := uint64(p.Msgs.Len()), uint64(len(p.Msgs.Framed()))
 			lines = addLines(lines, []lineCount{{Line: p.Line, Pieces: 1, Messages: n, Bytes: size}})
+			if n, size := partOf(p, partsIn([]moldcast.Range{p.Range()}, &later)); n > 0 {
+				mended = addLines(mended, []lineCount{{Line: p.Line, Pieces: 1, Messages: n, Bytes: size}})
+			}
 			if full {
 				addRate(rates, p.Time, n, size)
 			}
@@ -229,12 +250,62 @@ func (s *session) detail(state State, full bool) (Detail, error) {
 		k := slices.Index(segs, g)
 		d.SegmentList[k].BytesDisk = dirBytes(s.a.o.FS, g.dir)
 	}
+	for k, g := range segs {
+		if !partly[k] || d.SegmentList[k].Messages == 0 {
+			continue
+		}
+		x, err := g.loadIndex(s.a.table)
+		if err != nil {
+			lines = addLines(lines, []lineCount{{Line: unknownLine, Messages: d.SegmentList[k].Messages}})
+			continue // it is told below
+		}
+		var t tally
+		if full {
+			t.rates = rates
+		}
+		runs, blocks := s.blocksOf(x)
+		if err := t.count(g, s.a.table, runs, blocks, served[g], full); err != nil {
+			return d, err
+		}
+		i := &d.SegmentList[k]
+		if n := i.Messages - t.messages; n > 0 { // no header tells of them
+			t.lines = addLines(t.lines, []lineCount{{Line: unknownLine, Messages: n}})
+		}
+		i.BytesRaw = t.raw
+		lines = addLines(lines, t.lines)
+	}
+	d.BytesRaw = tailRaw
 	for _, i := range d.SegmentList {
+		d.BytesRaw += i.BytesRaw
 		d.BytesDisk += i.BytesDisk
+	}
+	if full && later.Len() > 0 {
+		for k, g := range segs {
+			parts := partsIn(served[g], &later)
+			if len(parts) == 0 || !partly[k] && countOf(parts) == d.SegmentList[k].Messages {
+				continue // none, or counted above
+			}
+			x, err := g.loadIndex(s.a.table)
+			if err != nil {
+				continue
+			}
+			var t tally
+			runs, blocks := s.blocksOf(x)
+			if err := t.count(g, s.a.table, runs, blocks, parts, true); err != nil {
+				return d, err
+			}
+			mended = addLines(mended, t.lines)
+		}
 	}
 	slices.SortFunc(lines, func(a, b lineCount) int { return int(a.Line) - int(b.Line) })
 	for _, l := range lines {
-		d.Lines = append(d.Lines, LineInfo{Line: lineName(l.Line), Pieces: l.Pieces, Messages: l.Messages, Bytes: l.Bytes})
+		i := LineInfo{Line: lineName(l.Line), Pieces: l.Pieces, Messages: l.Messages, Bytes: l.Bytes}
+		for _, m := range mended {
+			if m.Line == l.Line {
+				i.Filled = m.Messages
+			}
+		}
+		d.Lines = append(d.Lines, i)
 	}
 	if !full {
 		return d, nil
@@ -250,9 +321,10 @@ func (s *session) detail(state State, full bool) (Detail, error) {
 			}
 			continue
 		}
-		s.mu.Lock()
-		blocks := slices.Clone(x.blocks)
-		s.mu.Unlock()
+		if partly[k] {
+			continue // counted above
+		}
+		_, blocks := s.blocksOf(x)
 		for _, b := range blocks {
 			if err := g.addRates(rates, s.a.table, b); err != nil {
 				return d, err
@@ -270,6 +342,8 @@ func lineName(l uint8) string {
 	switch {
 	case l == moldcast.AnswerLine:
 		return "answer"
+	case l == unknownLine:
+		return "unknown"
 	case l < 26:
 		return string(rune('A' + l))
 	}

@@ -28,8 +28,8 @@ type Report struct {
 	Sessions int    `json:"sessions"`
 	Segments int    `json:"segments"`
 	Blocks   int    `json:"blocks"`
-	Messages uint64 `json:"messages"`
-	Bytes    uint64 `json:"bytes"` // of stored blocks
+	Messages uint64 `json:"messages"` // that can be read, each once
+	Bytes    uint64 `json:"bytes"`    // of stored blocks, also of those that others replace
 
 	// Of what was not in a block when a capture was killed: the records in which
 	// its newest messages are, until the session is opened for writing again.
@@ -163,6 +163,7 @@ type checked struct {
 	// Under the lock of the verification:
 	raw    gap.Set            // what is found in the files of segments whose store does not give it
 	good   gap.Set            // what sound blocks hold
+	tail   gap.Set            // what is in no block yet
 	sound  map[[2]uint64]bool // of blocks on record as damaged, by segment and key, those that are not
 	damage []damage
 	tails  []badTails
@@ -296,7 +297,6 @@ func (v *verification) salvage(c *checked, s *checkedSegment, h *handle, dec *bl
 		}
 		if h.db == nil {
 			v.rep.Blocks++
-			v.rep.Messages += uint64(r.h.Messages)
 			v.rep.Bytes += uint64(r.h.StoredLen)
 		}
 		v.mu.Unlock()
@@ -508,8 +508,27 @@ func (v *verification) session(ctx context.Context, c *checked) error {
 	}
 	v.overlaps(c)
 	v.settle(c)
+	v.count(c)
 	v.settleTails(c, locked && len(open) > 0)
 	return nil
+}
+
+// count counts each message that is held once: a sound block may hold what
+// another replaces, and what is found in the files of a damaged segment may
+// have been written anew.
+func (v *verification) count(c *checked) {
+	held := c.good.Clone()
+	for _, r := range c.raw.Ranges() {
+		held.Add(r)
+	}
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	blocked := held.Count()
+	for _, r := range c.tail.Ranges() {
+		held.Add(r)
+	}
+	v.rep.Messages += held.Count()
+	v.rep.TailMessages += held.Count() - blocked
 }
 
 // read reads segments, several at a time.
@@ -606,8 +625,9 @@ func (v *verification) segment(ctx context.Context, c *checked, s *checkedSegmen
 	bodies := map[uint64]bool{}
 	var headless []badHeader // blocks with messages
 	q := &decodings{todo: todo}
-	blocks, messages, stored := 0, uint64(0), uint64(0)
-	records, inRecords, unblocked := 0, uint64(0), uint64(0)
+	blocks, stored := 0, uint64(0)
+	records, inRecords := 0, uint64(0)
+	var unblocked []moldcast.Range
 	note := func(n int) {
 		v.mu.Lock()
 		v.p.Done += uint64(n)
@@ -651,7 +671,6 @@ func (v *verification) segment(ctx context.Context, c *checked, s *checkedSegmen
 		}, func(err error) {
 			switch {
 			case err == nil:
-				messages += uint64(hd.Messages)
 				v.mu.Lock()
 				for _, r := range hd.Runs {
 					c.good.Add(r)
@@ -722,8 +741,7 @@ func (v *verification) segment(ctx context.Context, c *checked, s *checkedSegmen
 				inRecords += uint64(t.size)
 				for _, r := range t.block.Runs() {
 					for _, m := range cov.Missing(r) { // the rest is in blocks by now
-						messages += m.Len()
-						unblocked += m.Len()
+						unblocked = append(unblocked, m)
 						cov.Add(m)
 					}
 				}
@@ -755,11 +773,12 @@ func (v *verification) segment(ctx context.Context, c *checked, s *checkedSegmen
 	v.mu.Lock()
 	v.rep.Segments++
 	v.rep.Blocks += blocks
-	v.rep.Messages += messages
 	v.rep.Bytes += stored
 	v.rep.TailRecords += records
 	v.rep.TailBytes += inRecords
-	v.rep.TailMessages += unblocked
+	for _, r := range unblocked {
+		c.tail.Add(r)
+	}
 	v.mu.Unlock()
 }
 

@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"log/slog"
 	"os"
+	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -150,6 +152,9 @@ func (e *env) repair(ctx context.Context, name string, f repairFlags) error {
 	if e := w.Close(); err == nil {
 		err = e
 	}
+	if e := auditRepair(a, ref, out); err == nil {
+		err = e
+	}
 	for _, done := range letGo { // before anything is printed
 		done()
 	}
@@ -197,6 +202,46 @@ func (e *env) repair(ctx context.Context, name string, f repairFlags) error {
 	return nil
 }
 
+// auditRepair puts on record what a repair stored, in one entry: the fills
+// themselves, each with its source, are a fact of the segment.
+func auditRepair(a *store.Archive, ref store.Ref, r repairReport) error {
+	if len(r.Filled) == 0 && r.Rewritten == 0 {
+		return nil
+	}
+	x := store.AuditEntry{Event: store.AuditRepair, Session: ref.String(), By: who(), Messages: r.Rewritten}
+	type part struct {
+		source   string
+		messages uint64
+		ranges   int
+	}
+	var parts []part
+	for _, f := range r.Filled {
+		k := slices.IndexFunc(parts, func(p part) bool { return p.source == f.Source })
+		if k < 0 {
+			k, parts = len(parts), append(parts, part{source: f.Source})
+		}
+		n := uint64(f.LastSeq-f.FirstSeq) + 1
+		parts[k].messages += n
+		parts[k].ranges++
+		x.Messages += n
+		if x.FirstSeq == 0 || f.FirstSeq < x.FirstSeq {
+			x.FirstSeq = f.FirstSeq
+		}
+		x.LastSeq = max(x.LastSeq, f.LastSeq)
+	}
+	var told []string
+	for _, p := range parts {
+		told = append(told, fmt.Sprintf("%s in %s filled from %s", count(p.messages, "message"), count(p.ranges, "range"), p.source))
+	}
+	if r.Rewritten > 0 {
+		told = append(told, count(r.Rewritten, "message")+" of damaged segments written anew")
+	}
+	if x.Reason = strings.Join(told, "; "); len(x.Reason) > store.MaxReason {
+		x.Reason = strings.ToValidUTF8(x.Reason[:store.MaxReason], "") + "…"
+	}
+	return a.Audit(x)
+}
+
 // restoreSnapshots copies from archives what is missing of snapshots, or damaged.
 func restoreSnapshots(ctx context.Context, a *store.Archive, ref store.Ref, sources []repair.Source, log *slog.Logger) (out []repair.Restored, err error) {
 	for _, s := range sources {
@@ -230,7 +275,7 @@ func rewrite(w *store.Writer, scan store.Report, log *slog.Logger) (n uint64, er
 			return n, err
 		}
 		if k > 0 {
-			w.Filled(store.Fill{Range: r, By: "repair", Source: "files of " + f.Segment})
+			w.Filled(store.Fill{Range: r, By: "repair", Source: store.FilesOf(f.Segment)})
 			log.Info("written anew", "session", w.Ref(), "range", r, "messages", k, "segment", f.Segment)
 		}
 	}

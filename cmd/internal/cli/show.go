@@ -85,6 +85,9 @@ func (e *env) printDetail(d store.Detail) error {
 	}
 	row(t, "messages", messages)
 	row(t, "repaired", repairedText(d))
+	if text := filledText(d.FilledList); text != "" {
+		row(t, "filled later", text)
+	}
 	if len(d.HoleList) > 0 {
 		var n uint64
 		for _, h := range d.HoleList {
@@ -155,9 +158,17 @@ func (e *env) printDetail(d store.Detail) error {
 			return err
 		}
 	}
-	err = section("lines", len(d.Lines), []any{"LINE", "PACKETS", "MESSAGES", "BYTES"}, func(i int) []any {
+	header := []any{"LINE", "PACKETS", "MESSAGES", "BYTES"}
+	if len(d.FilledList) > 0 {
+		header = append(header, "FILLED LATER")
+	}
+	err = section("lines", len(d.Lines), header, func(i int) []any {
 		l := d.Lines[i]
-		return []any{l.Line, humanize.Comma(int64(l.Pieces)), humanize.Comma(int64(l.Messages)), humanize.IBytes(l.Bytes)}
+		cells := []any{l.Line, humanize.Comma(int64(l.Pieces)), humanize.Comma(int64(l.Messages)), humanize.IBytes(l.Bytes)}
+		if len(d.FilledList) > 0 {
+			cells = append(cells, humanize.Comma(int64(l.Filled)))
+		}
+		return cells
 	})
 	if err != nil {
 		return err
@@ -188,13 +199,16 @@ func (e *env) printDetail(d store.Detail) error {
 	})
 }
 
-// repairedText tells how much came as an answer to a request, not live.
+// repairedText tells how much no line brought live here: what came as an answer
+// to a request, and what was filled later, also from where a line brought it.
 func repairedText(d store.Detail) string {
 	var n, all uint64
 	for _, l := range d.Lines {
 		all += l.Messages
 		if l.Line == "answer" {
 			n += l.Messages
+		} else {
+			n += l.Filled
 		}
 	}
 	s := count(n, "message")
@@ -202,6 +216,25 @@ func repairedText(d store.Detail) string {
 		s += fmt.Sprintf(" (%.4g %%)", 100*float64(n)/float64(all))
 	}
 	return s
+}
+
+// filledText tells what was brought in when the session was recorded already,
+// and from where.
+func filledText(list []store.FilledInfo) string {
+	var n uint64
+	var from []string
+	for _, f := range list {
+		n += f.Messages
+		from = append(from, fmt.Sprintf("%s from %s", humanize.Comma(int64(f.Messages)), f.Source))
+	}
+	if n == 0 {
+		return ""
+	}
+	if len(list) == 1 {
+		from[0] = "from " + list[0].Source
+	}
+	by := list[0].By
+	return fmt.Sprintf("%s by %s, %s", count(n, "message"), by, strings.Join(from, ", "))
 }
 
 // recordedText tells who recorded a session, and from when to when.
