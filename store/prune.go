@@ -61,9 +61,34 @@ type PruneReport struct {
 	Held        []string    `json:"held"`       // sessions on hold
 	Unreadable  []string    `json:"unreadable"` // segments whose seal is damaged: never removed
 
+	// Over is by how much what is left takes more than MaxBytes, and Kept why:
+	// what of it nothing of this Prune could remove. Both empty where it is
+	// reached.
+	Over uint64      `json:"over_bytes"`
+	Kept []PruneKept `json:"kept"`
+
 	// Snapshots that messages cannot be joined to any more: some at or after
 	// their sequence are pruned.
 	Snapshots []SnapshotItem `json:"snapshots"`
+}
+
+// KeptReason is why something is not removed, however old it is.
+type KeptReason string
+
+// The reasons.
+const (
+	KeptHold       KeptReason = "hold"       // its session is on hold
+	KeptOpen       KeptReason = "open"       // it is not sealed: it is being written, or its writer was killed
+	KeptUnreadable KeptReason = "unreadable" // its seal is damaged
+	KeptLeft       KeptReason = "left"       // it was to be removed, and is in use; see PruneItem.Left
+	KeptSnapshots  KeptReason = "snapshots"  // snapshots that messages can be joined to, or of a session on hold
+)
+
+// PruneKept is what stays in the archive for one reason.
+type PruneKept struct {
+	Reason   KeptReason `json:"reason"`
+	Segments int        `json:"segments"`
+	Bytes    uint64     `json:"bytes"`
 }
 
 // planSegment is what a plan needs to know of a sealed segment.
@@ -216,6 +241,33 @@ func compareRefs(x, y Ref) int {
 	return x.Take - y.Take
 }
 
+// keep counts what stays for one reason.
+func (rep *PruneReport) keep(why KeptReason, segments int, bytes uint64) {
+	i := slices.IndexFunc(rep.Kept, func(k PruneKept) bool { return k.Reason == why })
+	if i < 0 {
+		i = len(rep.Kept)
+		rep.Kept = append(rep.Kept, PruneKept{Reason: why})
+	}
+	rep.Kept[i].Segments += segments
+	rep.Kept[i].Bytes += bytes
+}
+
+// settle says whether, and why not, the target is reached.
+func (rep *PruneReport) settle(r Retention) {
+	if r.MaxBytes < 0 || rep.BytesAfter <= uint64(r.MaxBytes) {
+		rep.Kept = []PruneKept{}
+		return
+	}
+	rep.Over = rep.BytesAfter - uint64(r.MaxBytes)
+	rest := rep.BytesAfter
+	for _, k := range rep.Kept {
+		rest -= min(rest, k.Bytes)
+	}
+	if rest > 0 && !slices.ContainsFunc(rep.Items, func(i PruneItem) bool { return i.Left == notReached }) {
+		rep.keep(KeptSnapshots, 0, rest)
+	}
+}
+
 // inventory lists what a plan is made of.
 func (a *Archive) inventory(rep *PruneReport) (segs []planSegment, pruned map[Ref][]moldcast.Range, snaps map[Ref][]planSnapshot, err error) {
 	refs, err := a.refs()
@@ -247,13 +299,20 @@ func (a *Archive) inventory(rep *PruneReport) (segs []planSegment, pruned map[Re
 		}
 		for _, g := range s.segs {
 			if g.seal == nil {
-				rep.BytesBefore += dirBytes(a.o.FS, g.dir)
+				bytes := dirBytes(a.o.FS, g.dir)
+				rep.BytesBefore += bytes
 				if g.sealed {
 					rep.Unreadable = append(rep.Unreadable, g.name)
+					rep.keep(KeptUnreadable, 1, bytes)
+				} else {
+					rep.keep(KeptOpen, 1, bytes)
 				}
 				continue
 			}
 			rep.BytesBefore += g.seal.BytesDisk
+			if hold != nil {
+				rep.keep(KeptHold, 1, g.seal.BytesDisk)
+			}
 			segs = append(segs, planSegment{
 				ref: r, num: g.num, sum: g.seal.Sum, sealed: g.seal.Sealed, bytes: g.seal.BytesDisk,
 				msgs: g.seal.Messages, cov: g.seal.ranges(), held: hold != nil,
@@ -262,6 +321,9 @@ func (a *Archive) inventory(rep *PruneReport) (segs []planSegment, pruned map[Re
 	}
 	return segs, pruned, snaps, nil
 }
+
+// notReached is why a segment is left when the Prune ended before it.
+const notReached = "not reached"
 
 // errLeft is why a planned segment was left.
 type errLeft string
@@ -275,7 +337,7 @@ func (e errLeft) Error() string { return string(e) }
 // of the file system; what was done until then is in the report, and what was
 // begun is finished by the next Prune.
 func (a *Archive) Prune(ctx context.Context, r Retention, dryRun bool, by string) (PruneReport, error) {
-	rep := PruneReport{DryRun: dryRun, Items: []PruneItem{}, Snapshots: []SnapshotItem{}, Held: []string{}, Unreadable: []string{}}
+	rep := PruneReport{DryRun: dryRun, Items: []PruneItem{}, Snapshots: []SnapshotItem{}, Held: []string{}, Unreadable: []string{}, Kept: []PruneKept{}}
 	if !dryRun {
 		if err := a.finishPrunes(); err != nil {
 			return rep, err
@@ -308,7 +370,7 @@ func (a *Archive) Prune(ctx context.Context, r Retention, dryRun bool, by string
 			err = ctx.Err()
 		}
 		if err != nil {
-			i.Left = "not reached"
+			i.Left = notReached
 			rep.Left++
 			continue
 		}
@@ -328,12 +390,14 @@ func (a *Archive) Prune(ctx context.Context, r Retention, dryRun bool, by string
 			err = fmt.Errorf("%v/%s: %w", p.seg.ref, i.Segment, e)
 		}
 		rep.Left++
+		rep.keep(KeptLeft, 1, i.Bytes)
 		stay[i.Session+"/"+i.Segment] = true
 		a.o.Log.Warn("segment is not pruned", "session", p.seg.ref, "segment", i.Segment, "why", i.Left)
 	}
 	if err == nil {
 		err = a.pruneSnapshots(&rep, todo, snaps, by)
 	}
+	rep.settle(r)
 	return rep, err
 }
 

@@ -827,3 +827,48 @@ func TestAuditLog(t *testing.T) {
 	}
 	checkAudit(t, a)
 }
+
+// Where the size that was asked for cannot be reached, the report says by how
+// much, and what stands in the way.
+func TestPruneSaysWhatStays(t *testing.T) {
+	o := testOptions(newMemFS())
+	a := create(t, o)
+	held := closed(t, a, "H", 5, moldcast.Range{First: 1, Next: 2000})
+	free := closed(t, a, "S", 5, moldcast.Range{First: 1, Next: 2000})
+	w := writer(t, a, "O")
+	fillRange(t, w, moldcast.Range{First: 1, Next: 2000}, 5)
+	if err := w.Flush(context.Background()); err != nil {
+		t.Fatal(err)
+	}
+	defer w.Close()
+	if rep, err := a.Prune(t.Context(), Retention{Keep: -1, MaxBytes: 1 << 40}, false, "t"); err != nil || rep.Over != 0 || len(rep.Kept) != 0 {
+		t.Fatalf("reached: %+v %v", rep, err)
+	}
+	if err := a.Hold(held, "case", "t"); err != nil {
+		t.Fatal(err)
+	}
+	lease, err := view(t, a, free).Lease(moldcast.Range{First: 1, Next: 2})
+	if err != nil {
+		t.Fatal(err)
+	}
+	reasons := func(want ...KeptReason) {
+		t.Helper()
+		rep, err := a.Prune(t.Context(), Retention{Keep: -1, MaxBytes: 1}, false, "t")
+		if err != nil || rep.Over != rep.BytesAfter-1 {
+			t.Fatalf("%+v %v", rep, err)
+		}
+		var got []KeptReason
+		sum := uint64(0)
+		for _, k := range rep.Kept {
+			got = append(got, k.Reason)
+			sum += k.Bytes
+		}
+		slices.Sort(got)
+		if slices.Sort(want); !slices.Equal(got, want) || sum != rep.BytesAfter {
+			t.Errorf("kept %+v of %d, want %v", rep.Kept, rep.BytesAfter, want)
+		}
+	}
+	reasons(KeptHold, KeptOpen, KeptLeft)
+	lease.Close()
+	reasons(KeptHold, KeptOpen)
+}

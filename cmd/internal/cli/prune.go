@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"os/user"
+	"strings"
 	"time"
 
 	"github.com/dustin/go-humanize"
@@ -108,7 +109,35 @@ func (e *env) prune(ctx context.Context, r store.Retention, dryRun bool) error {
 	} else {
 		fmt.Fprintf(e.stderr, "%s%s removed, %d left: %s before, %s after\n", count(rep.Removed, "segment"), also, rep.Left, humanize.IBytes(rep.BytesBefore), humanize.IBytes(rep.BytesAfter))
 	}
+	if rep.Over > 0 {
+		fmt.Fprintf(e.stderr, "--max-bytes is exceeded by %s: %s\n", humanize.IBytes(rep.Over), keptText(rep.Kept))
+	}
 	return interrupted(ctx, err)
+}
+
+// keptText says what stands in the way of --max-bytes.
+func keptText(kept []store.PruneKept) string {
+	if len(kept) == 0 {
+		return "not all was reached"
+	}
+	var parts []string
+	for _, k := range kept {
+		what := count(k.Segments, "segment")
+		switch k.Reason {
+		case store.KeptHold:
+			what += " on hold"
+		case store.KeptOpen:
+			what += " not sealed yet"
+		case store.KeptUnreadable:
+			what += " with a damaged seal"
+		case store.KeptLeft:
+			what += " in use"
+		case store.KeptSnapshots:
+			what = "snapshots"
+		}
+		parts = append(parts, what+" ("+humanize.IBytes(k.Bytes)+")")
+	}
+	return strings.Join(parts, ", ") + " cannot be removed"
 }
 
 // printSnapshotItems lists the snapshots that go.
@@ -132,6 +161,7 @@ func (e *env) printSnapshotItems(items []store.SnapshotItem) error {
 func (e *env) retain(ctx context.Context, a *store.Archive, r store.Retention, every time.Duration) {
 	tick := time.NewTicker(every)
 	defer tick.Stop()
+	over := ""
 	for {
 		rep, err := a.Prune(ctx, r, false, who())
 		switch {
@@ -142,12 +172,34 @@ func (e *env) retain(ctx context.Context, a *store.Archive, r store.Retention, e
 		case rep.Removed > 0 || rep.Left > 0:
 			e.log.Info("retention", "removed", rep.Removed, "left", rep.Left, "bytes_before", rep.BytesBefore, "bytes_after", rep.BytesAfter)
 		}
+		if err == nil {
+			over = e.sayOver(over, rep, r)
+		}
 		select {
 		case <-ctx.Done():
 			return
 		case <-tick.C:
 		}
 	}
+}
+
+// sayOver says once that --max-bytes cannot be kept to, and again when the
+// reasons are others; was is what it gave last.
+func (e *env) sayOver(was string, rep store.PruneReport, r store.Retention) string {
+	if rep.Over == 0 {
+		if was != "" {
+			e.log.Info("retention: the archive takes no more than --max-bytes again", "max_bytes", r.MaxBytes, "bytes", rep.BytesAfter)
+		}
+		return ""
+	}
+	why := ""
+	for _, k := range rep.Kept {
+		why += string(k.Reason) + " "
+	}
+	if why != was {
+		e.log.Warn("retention cannot reach --max-bytes", "max_bytes", r.MaxBytes, "bytes", rep.BytesAfter, "why", keptText(rep.Kept))
+	}
+	return why
 }
 
 // who is user@host, for the audit log.
