@@ -536,7 +536,7 @@ func (o output) Append(s *arbiter.Session, p moldcast.Piece) bool {
 		_, err = o.sink(s).Append(p)
 	}
 	if err != nil && o.c.alarm(&o.c.writeAlarm) {
-		o.c.cfg.Log.Error("messages not stored; they stay a gap", "channel", o.c.cfg.Channel, "session", s.Name(), "range", p.Range(), "err", err)
+		o.c.cfg.Log.Error("messages not stored yet: they wait in memory, and what that has no room for stays a gap", "channel", o.c.cfg.Channel, "session", s.Name(), "range", p.Range(), "err", err)
 	}
 	return err == nil
 }
