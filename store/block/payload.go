@@ -3,9 +3,6 @@ package block
 import (
 	"math"
 	"math/bits"
-	"slices"
-
-	"github.com/klauspost/compress/s2"
 )
 
 // columns makes payloads in columns, where those are smaller than rows.
@@ -15,6 +12,8 @@ type columns struct {
 	level Level
 	split *splitter
 	lags  *lagWriter
+
+	finder repeatFinder
 
 	zipped, tail []byte
 
@@ -30,34 +29,32 @@ type History struct {
 	fresh bool // the plans have not been used
 
 	ratio, tried float64 // stored bytes a raw one of rows, and of columns, when rows were last tried
-	sample       float64 // … and of a sample of the rows; 0: unknown
+	repeats      repeats // in the rows then, unless columns were no less by far
 	mix          mix     // of the messages then
-	size         float64 // bytes of rows then
-	blocks       int     // since then
+	blocks       int     // since then; 0: never
 	best         float64 // the least stored bytes a raw one by these plans
 	wants        bool
-	age          int  // blocks since these plans
-	rest         int  // before others are wanted: twice as long each time
-	rows         bool // were smaller when they were last tried
-
-	stamped int  // blocks whose times were stored
-	zips    bool // times took less compressed when that was last tried
+	age          int // blocks since these plans
+	rest         int // before others are wanted: twice as long each time
 }
 
-// How often rows are tried where columns are well below what they took last;
-// and what is well below.
+// Rows are tried beside columns unless, since they were tried last, nothing shows
+// that they take less: columns take about what they did, well below what rows
+// did, of messages of the same shapes, and no more of them is repeated.
 const (
-	tryEvery  = 64
-	tryBelow  = 0.85
-	tryChange = 0.1
-	trySize   = 1.25
-	tryLittle = 0.1      // of that little a sample says nothing, and trying costs next to nothing
 	smallRaw  = 32 << 10 // blocks that cost nothing are always tried
+	tryEvery  = 512      // blocks
+	tryMuch   = 0.45     // of raw bytes that columns take: there is much that repeats may hide in
+	tryLittle = 0.1      // … that rows may take: trying them costs next to nothing
+	tryAbove  = 0.85     // of what rows may take
+	tryChange = 0.15     // of what columns take
+	mixChange = 0.3
 
-	mixChange   = 0.3
-	sampleRaw   = 16 << 10
-	sampleBelow = 0.7 // is tryBelow, by what a sample says
-	likeness    = 3.0 // … of what takes at most so many times as much, or as little
+	pieceCost = 2.0 / probeEvery // of what is repeated, at least, of the bytes among which it was found
+
+	// Times as lags take less than compressed, unless more of them is repeated.
+	smallTimes = 2 << 10
+	timesAgain = 0.05
 
 	// LeastLearn is the fewest bytes of rows that teach anything.
 	LeastLearn = 16 << 10
@@ -151,12 +148,12 @@ func (e *Encoder) payload(dst []byte, b *Block) []byte {
 		c.note(stored, raw)
 	}
 	try := c.level != Hasty && e.tryRows(stored, b.rows)
-	dst = e.leastSection(dst, at, tagPayload, codec, b.rows, try, &c.rows)
+	dst = e.leastSection(dst, at, tagPayload, codec, b.rows, try)
 	if try && raw > smallRaw {
-		zipped := len(c.zipped)
-		c.blocks, c.size, c.ratio, c.tried = 0, float64(raw), min(float64(zipped)/float64(raw), entropy(b.rows)), float64(stored)/float64(raw)
-		if c.mix, c.History.sample = c.split.mix(), 0; float64(stored) <= tryBelow*float64(zipped) {
-			c.History.sample = e.sample(b.rows)
+		rows := min(float64(len(c.zipped))/float64(raw), entropy(b.rows))
+		c.blocks, c.ratio, c.tried, c.mix = 1, rows, float64(stored)/float64(raw), c.split.mix()
+		if c.tried <= tryAbove*rows { // else the next one is tried whatever it repeats
+			c.repeats = c.finder.find(b.rows)
 		}
 	}
 	return dst
@@ -166,27 +163,20 @@ func (e *Encoder) payload(dst []byte, b *Block) []byte {
 // stored bytes, take less than rows.
 func (e *Encoder) tryRows(stored int, rows []byte) bool {
 	h := e.col.History
+	now := float64(stored) / float64(len(rows))
+	columns := max(now, h.tried)
+	if len(rows) <= smallRaw || h.blocks == 0 || h.blocks >= tryEvery || now > tryMuch || math.Abs(now/h.tried-1) > tryChange ||
+		columns > tryAbove*h.ratio || e.col.split.mix().differs(h.mix) {
+		return true
+	}
 	h.blocks++
-	raw := float64(len(rows))
-	now := float64(stored) / raw
-	if len(rows) <= smallRaw || h.ratio == 0 || h.blocks >= tryEvery || e.col.split.mix().differs(h.mix) {
-		return true
-	}
-	if raw > trySize*h.size || raw*trySize < h.size { // where all is repeated, rows take no more for more of it
-		return true
-	}
-	change := now / h.tried
-	if h.sample == 0 || change < 1/likeness || change > likeness {
-		return true
-	}
-	// Rows may take less also where columns take what they took: a sample says so.
-	below := sampleBelow
-	if math.Abs(change-1) <= tryChange {
-		below = tryBelow
-	}
-	like := e.sample(rows) / h.sample
-	guess := h.ratio * like
-	return like < 1/likeness || like > likeness || guess < tryLittle || now > below*guess
+	// What is repeated more than in those rows, or in fewer pieces, is taken from
+	// what they took, and as much again, for what was not looked at. Where nearly
+	// all is repeated, the rest is the most that rows may take.
+	r := e.col.finder.find(rows)
+	guess := h.ratio - 2*(r.found-h.repeats.found) + (r.fresh-h.repeats.fresh)*pieceCost
+	guess = min(guess, h.ratio, 1-r.found+r.fresh*pieceCost)
+	return guess < tryLittle || columns > tryAbove*guess
 }
 
 // mix is how many bytes of messages there are, of all: of each shape, and of none by
@@ -215,16 +205,6 @@ func (m mix) differs(o mix) bool {
 		d += max(m[i]-o[i], o[i]-m[i])
 	}
 	return d > mixChange
-}
-
-// sample is how many stored bytes a raw one some of rows takes, by S2, which is
-// quick and sees what makes the difference to columns: what is repeated; never 0.
-func (e *Encoder) sample(rows []byte) float64 {
-	c := e.col
-	n := min(sampleRaw, len(rows))
-	at := (len(rows) - n) / 2
-	c.zipped = slices.Grow(c.zipped[:0], s2.MaxEncodedLen(n))
-	return float64(len(s2.Encode(c.zipped[:cap(c.zipped)], rows[at:at+n]))) / float64(n)
 }
 
 // entropy is how many bytes a raw one takes whatever is beside it. A compressor
@@ -262,11 +242,6 @@ func (e *Encoder) times(dst []byte, b *Block) []byte {
 	if c.level != Dense {
 		return e.section(dst, tagTimes, sectionRequired, e.raw)
 	}
-	c.stamped++
-	try := c.stamped%tryEvery == 1 || len(e.raw) <= smallRaw/16
-	if c.zips && !try {
-		return e.section(dst, tagTimes, sectionRequired, e.raw)
-	}
 	var clocks []clock
 	if c.plans != nil {
 		clocks = c.plans.clocks
@@ -276,18 +251,26 @@ func (e *Encoder) times(dst []byte, b *Block) []byte {
 	_, unit := b.unit()
 	c.tail = b.appendHeard(c.tail[:0], unit)
 	dst = c.lags.encode(dst, b, clocks, c.tail, c.split.w, e.z)
-	return e.leastSection(dst, at, tagTimes, Lagged, e.raw, try, &c.zips)
+	return e.leastSection(dst, at, tagTimes, Lagged, e.raw, e.tryTimes(len(dst)-at-sectionHeader))
+}
+
+// tryTimes reports whether it is in doubt that times, which take so many stored
+// bytes as lags, take less than their raw form compressed. That takes what its
+// bytes are worth one by one, but for what is repeated.
+func (e *Encoder) tryTimes(stored int) bool {
+	return len(e.raw) <= smallTimes || e.col.finder.findNumbers(e.raw) > timesAgain ||
+		float64(stored) > tryAbove*entropy(e.raw)*float64(len(e.raw))
 }
 
 // leastSection finishes the section at dst[at:], whose stored bytes are there:
-// where try, it puts raw compressed in their place where that is shorter, and
-// says so in zips; and in any case raw as it is.
-func (e *Encoder) leastSection(dst []byte, at int, t tag, codec Codec, raw []byte, try bool, zips *bool) []byte {
+// where try, it puts raw compressed in their place where that is shorter; and
+// in any case raw as it is.
+func (e *Encoder) leastSection(dst []byte, at int, t tag, codec Codec, raw []byte, try bool) []byte {
 	c := e.col
 	stored := len(dst) - at - sectionHeader
 	if try {
 		c.zipped = e.z.EncodeAll(raw, c.zipped[:0])
-		if *zips = len(c.zipped) < stored; *zips {
+		if len(c.zipped) < stored {
 			codec, stored = Zstd, len(c.zipped)
 			dst = append(dst[:at+sectionHeader], c.zipped...)
 		}
