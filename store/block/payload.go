@@ -50,7 +50,7 @@ const (
 	tryChange = 0.15     // of what columns take
 	mixChange = 0.3
 
-	pieceCost = 2.0 / probeEvery // of what is repeated, at least, of the bytes among which it was found
+	pieceCost = 2 // bytes that what is repeated takes, at least
 
 	// Times as lags take less than compressed, unless more of them is repeated.
 	smallTimes = 2 << 10
@@ -165,6 +165,9 @@ func (e *Encoder) tryRows(stored int, rows []byte) bool {
 	h := e.col.History
 	now := float64(stored) / float64(len(rows))
 	columns := max(now, h.tried)
+	if 2*e.col.split.text > len(rows) { // to messages of no shape columns are what rows are
+		return true
+	}
 	if len(rows) <= smallRaw || h.blocks == 0 || h.blocks >= tryEvery || now > tryMuch || math.Abs(now/h.tried-1) > tryChange ||
 		columns > tryAbove*h.ratio || e.col.split.mix().differs(h.mix) {
 		return true
@@ -174,8 +177,8 @@ func (e *Encoder) tryRows(stored int, rows []byte) bool {
 	// what they took, and as much again, for what was not looked at. Where nearly
 	// all is repeated, the rest is the most that rows may take.
 	r := e.col.finder.find(rows)
-	guess := h.ratio - 2*(r.found-h.repeats.found) + (r.fresh-h.repeats.fresh)*pieceCost
-	guess = min(guess, h.ratio, 1-r.found+r.fresh*pieceCost)
+	guess := h.ratio - 2*max(r.found-h.repeats.found, 0) - pieceCost*max(h.repeats.fresh-r.fresh, 0)
+	guess = min(guess, 1-r.found+pieceCost*r.fresh)
 	return guess < tryLittle || columns > tryAbove*guess
 }
 

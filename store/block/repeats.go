@@ -10,7 +10,7 @@ import (
 // a time, may not see.
 type repeats struct {
 	found float64 // of what was looked for
-	fresh float64 // … not as far behind it as what was found before it
+	fresh float64 // a byte of rows: what was found, but not as far behind as what was found before it
 }
 
 // repeatFinder finds repeats, as a compressor does, but looks only for eight
@@ -70,8 +70,10 @@ func (f *repeatFinder) find(rows []byte) repeats {
 		}
 		at = end
 	}
-	n := float64(max(probes, 1))
-	return repeats{float64(found) / n, float64(fresh) / n}
+	return repeats{
+		found: float64(found) / float64(max(probes, 1)),
+		fresh: float64(fresh) * float64(some+1) / float64(len(rows)),
+	}
 }
 
 // findNumbers is how much of raw was there before, of the four bytes from where
