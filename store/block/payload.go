@@ -46,6 +46,7 @@ const (
 	tryEvery  = 512      // blocks
 	tryMuch   = 0.45     // of raw bytes that columns take: there is much that repeats may hide in
 	tryLittle = 0.1      // … that rows may take: trying them costs next to nothing
+	tryShort  = 12       // bytes of a message, on average
 	tryAbove  = 0.85     // of what rows may take
 	tryChange = 0.15     // of what columns take
 	mixChange = 0.3
@@ -165,7 +166,9 @@ func (e *Encoder) tryRows(stored int, rows []byte) bool {
 	h := e.col.History
 	now := float64(stored) / float64(len(rows))
 	columns := max(now, h.tried)
-	if 2*e.col.split.text > len(rows) { // to messages of no shape columns are what rows are
+	if c := e.col.split; 2*c.text > len(rows) || len(rows) < tryShort*len(c.ids) {
+		// To messages of no shape columns are what rows are; of very short ones what is
+		// repeated lies across them, where it is not looked for.
 		return true
 	}
 	if len(rows) <= smallRaw || h.blocks == 0 || h.blocks >= tryEvery || now > tryMuch || math.Abs(now/h.tried-1) > tryChange ||
