@@ -58,8 +58,8 @@ type SessionSink interface {
 	// Watermarks: no hole below next; the same and synced, durable; one past
 	// the highest stored, head.
 	Watermarks() (next, durable, head moldcast.Seq)
-	// Floor is what retention left: nothing lower is wanted any more. 0: nothing
-	// was removed. It never falls.
+	// Floor is one past what retention removed below what is left: nothing lower is
+	// wanted any more. 0: nothing was removed. It never falls.
 	Floor() moldcast.Seq
 	// Durable is what is held without a hole from the first message held on, and
 	// synced; empty where the first is not. It is called on another goroutine,

@@ -120,7 +120,7 @@ type Held struct {
 	Ended             bool
 	End               Seq // one past the last message, when Ended
 
-	// Floor: nothing lower is wanted: retention removed what was held there. 0:
-	// nothing was removed.
+	// Floor: nothing lower is wanted: retention removed what was held there, or
+	// around it. 0: nothing was removed.
 	Floor Seq
 }

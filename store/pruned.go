@@ -172,6 +172,7 @@ func (s *session) bury(t *tombstone, g *segment) {
 	}
 	if s.w != nil {
 		s.w.publish()
+		s.w.raiseFloor()
 	}
 }
 
@@ -288,6 +289,20 @@ func (s *session) retained() moldcast.Seq {
 		}
 		q = part.Next
 	}
+}
+
+// floor is Writer.Floor as it is now. REQUIRES: mu.
+func (s *session) floor() moldcast.Seq {
+	if s.gone.Len() == 0 {
+		return 0
+	}
+	first, gone := s.first(), s.gone.Ranges()
+	for i := len(gone) - 1; i >= 0; i-- {
+		if gone[i].Next <= first {
+			return gone[i].Next
+		}
+	}
+	return 0
 }
 
 // heldRanges is coverage without what was pruned. REQUIRES: mu.

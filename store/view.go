@@ -341,9 +341,7 @@ func (w *Writer) Held() moldcast.Held {
 	h := moldcast.Held{First: s.first(), Next: s.next(), Head: s.limit()}
 	h.End, h.Ended = s.endSeq()
 	h.Holes = s.missing()
-	if s.gone.Len() > 0 {
-		h.Floor = h.First
-	}
+	h.Floor = s.floor()
 	s.mu.Unlock()
 	n := &neighbours{s: s}
 	for i := range h.Holes {

@@ -139,6 +139,7 @@ func (a *Archive) Writer(channel string, sess moldcast.Session, take int) (*Writ
 	w.markFilter.head = w.storedMarks()
 	w.fresh(0)
 	w.publish()
+	w.raiseFloor()
 	s.mu.Unlock()
 	for range a.o.Workers {
 		w.workers.Add(1)
@@ -281,10 +282,11 @@ func (w *Writer) publish() {
 	put(&w.next, w.s.next())
 	put(&w.durable, w.s.durable())
 	put(&w.head, w.s.head())
-	if w.s.gone.Len() > 0 {
-		put(&w.floor, max(w.s.first(), moldcast.Seq(w.floor.Load())))
-	}
 }
+
+// raiseFloor publishes below what nothing is wanted any more, after retention
+// removed something. REQUIRES: mu.
+func (w *Writer) raiseFloor() { w.floor.Store(max(w.floor.Load(), uint64(w.s.floor()))) }
 
 // Append stores of p what is not held, anywhere in the session, and never
 // changes what is. It copies. stored is how many messages were new. Errors:
@@ -647,8 +649,9 @@ func (w *Writer) Watermarks() (next, durable, head moldcast.Seq) {
 	return moldcast.Seq(w.next.Load()), durable, moldcast.Seq(w.head.Load())
 }
 
-// Floor is the first message that retention left; nothing lower is wanted any
-// more. 0: nothing was removed. It never falls.
+// Floor is one past what retention removed below the first message that is left;
+// nothing lower is wanted any more. What is missing between the two is: that may
+// be a gap of this moment. 0: nothing was removed. It never falls.
 func (w *Writer) Floor() moldcast.Seq { return moldcast.Seq(w.floor.Load()) }
 
 // Err is why nothing can be made durable at the moment; nil when all is well.

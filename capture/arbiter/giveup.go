@@ -10,14 +10,14 @@ import (
 // it is below what retention left.
 func (a *Arbiter) extend(s *Session, r moldcast.Range, msgs moldcast.Messages) (moldcast.Range, moldcast.Messages) {
 	first := s.m.First()
-	if s.floor == 0 && s.m.Extend(r.First) {
+	if r.First >= s.floor && s.m.Extend(r.First) {
 		if !a.cfg.Gap.Sparse {
 			s.missing.extend(r.First, first)
 		}
 		return r, msgs
 	}
 	below := min(r.Len(), uint64(first-r.First))
-	if s.floor > 0 {
+	if r.First < s.floor {
 		a.c.Duplicates += below
 	} else {
 		a.c.QueueDropped += below

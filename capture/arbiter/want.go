@@ -23,7 +23,7 @@ func (a *Arbiter) Want(now moldcast.Instant, name moldcast.Session, r moldcast.R
 		return
 	}
 	first := s.m.First()
-	if below := r.Intersect(moldcast.Range{First: 1, Next: first}); !below.Empty() && s.floor == 0 && uint64(first-below.First) <= a.cfg.Limits.Jump {
+	if below := r.Intersect(moldcast.Range{First: 1, Next: first}); !below.Empty() && below.First >= s.floor && uint64(first-below.First) <= a.cfg.Limits.Jump {
 		s.m.WantBelow(now, below)
 	}
 	if r = r.Intersect(moldcast.Range{First: first, Next: s.m.Head()}); !r.Empty() {
