@@ -1,6 +1,7 @@
 package store
 
 import (
+	"cmp"
 	"slices"
 	"sort"
 
@@ -70,15 +71,7 @@ func (s *session) filledLater() (all gap.Set, by []FilledInfo) {
 	fills := slices.Clone(s.fills)
 	// The newest counts where one was filled again; what was written anew is
 	// what it was before.
-	slices.SortStableFunc(fills, func(a, b fillRecord) int {
-		switch {
-		case a.Time > b.Time:
-			return -1
-		case a.Time < b.Time:
-			return 1
-		}
-		return 0
-	})
+	slices.SortStableFunc(fills, func(a, b fillRecord) int { return cmp.Compare(b.Time, a.Time) })
 	for _, f := range fills {
 		if f.rewritten() {
 			continue
@@ -139,11 +132,14 @@ func (t *tally) count(g *segment, tb *table, runs []runRef, blocks []blockRef, r
 			}
 		}
 	}
-	dec, err := block.NewDecoder(block.DecoderOptions{})
-	if err != nil {
-		return err
+	var dec *block.Decoder
+	if lines {
+		var err error
+		if dec, err = block.NewDecoder(block.DecoderOptions{}); err != nil {
+			return err
+		}
+		defer dec.Close()
 	}
-	defer dec.Close()
 	var blk block.Block
 	for k, parts := range of {
 		b := blocks[k]

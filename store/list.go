@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/moldtape/moldtape/moldcast"
+	"github.com/moldtape/moldtape/moldcast/gap"
 	"github.com/moldtape/moldtape/store/block"
 )
 
@@ -134,8 +135,10 @@ func (s *session) detail(state State, full bool) (Detail, error) {
 	for _, r := range s.gone.Ranges() {
 		d.PrunedList = append(d.PrunedList, PrunedInfo{FirstSeq: r.First, LastSeq: r.Next - 1})
 	}
-	later, filled := s.filledLater()
-	d.FilledList = filled
+	var later gap.Set
+	if full {
+		later, d.FilledList = s.filledLater()
+	}
 	var lines, mended []lineCount // mended: those of lines that were brought in later
 	var span times
 	segs := slices.Clone(s.segs)
@@ -195,7 +198,7 @@ func (s *session) detail(state State, full bool) (Detail, error) {
 				counts = g.seal.Lines
 			}
 			lines = addLines(lines, counts)
-			if full && later.Len() > 0 && allIn(served[g], &later) {
+			if later.Len() > 0 && allIn(served[g], &later) {
 				mended = addLines(mended, counts)
 			}
 		}
@@ -212,8 +215,10 @@ func (s *session) detail(state State, full bool) (Detail, error) {
 		m.b.PiecesFrom(0, func(p moldcast.Piece) bool {
 			n, size := uint64(p.Msgs.Len()), uint64(len(p.Msgs.Framed()))
 			lines = addLines(lines, []lineCount{{Line: p.Line, Pieces: 1, Messages: n, Bytes: size}})
-			if n, size := partOf(p, partsIn([]moldcast.Range{p.Range()}, &later)); n > 0 {
-				mended = addLines(mended, []lineCount{{Line: p.Line, Pieces: 1, Messages: n, Bytes: size}})
+			if later.Len() > 0 {
+				if n, size := partOf(p, partsIn([]moldcast.Range{p.Range()}, &later)); n > 0 {
+					mended = addLines(mended, []lineCount{{Line: p.Line, Pieces: 1, Messages: n, Bytes: size}})
+				}
 			}
 			if full {
 				addRate(rates, p.Time, n, size)
@@ -279,7 +284,7 @@ func (s *session) detail(state State, full bool) (Detail, error) {
 		d.BytesRaw += i.BytesRaw
 		d.BytesDisk += i.BytesDisk
 	}
-	if full && later.Len() > 0 {
+	if later.Len() > 0 {
 		for k, g := range segs {
 			parts := partsIn(served[g], &later)
 			if len(parts) == 0 || !partly[k] && countOf(parts) == d.SegmentList[k].Messages {

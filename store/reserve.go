@@ -187,11 +187,7 @@ func (w *Writer) notDurable(err error) error {
 	if len(lost) == 0 {
 		return err
 	}
-	n := uint64(0)
-	for _, r := range lost {
-		n += r.Len()
-	}
-	return fmt.Errorf("%d messages within %d..%d are not durable, all below %d are: %w", n, lost[0].First, lost[len(lost)-1].Next-1, w.s.durable(), err)
+	return fmt.Errorf("%d messages within %d..%d are not durable, all below %d are: %w", countOf(lost), lost[0].First, lost[len(lost)-1].Next-1, w.s.durable(), err)
 }
 
 // inMemory lists what is stored and no sync covers. REQUIRES: mu.
