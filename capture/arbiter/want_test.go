@@ -11,63 +11,47 @@ import (
 // once; the answer, and only that, moves the first sequence down, and what lies
 // between is fetched then. Nothing of it was a gap before.
 func TestWantBelow(t *testing.T) {
-	rec := newRecorder(t)
-	rec.sent = func(moldcast.Session, moldcast.Seq, string) bool { return true }
-	a, err := New(Config{Lines: 1, Servers: 1, Start: Live}, rec)
-	if err != nil {
-		t.Fatal(err)
-	}
-	name, now := session("S"), moldcast.Instant(0)
-	polled := func(d time.Duration) (got []moldcast.Range) {
-		for end := now + moldcast.Instant(d); now < end; now += moldcast.Instant(time.Millisecond) {
-			for _, q, ok := a.Poll(now); ok; _, q, ok = a.Poll(now) {
-				got = append(got, q.Range)
-			}
-		}
-		return got
-	}
+	j := newJoined(t)
+	a, name := j.a, j.name
 	rng := func(first, next moldcast.Seq) moldcast.Range { return moldcast.Range{First: first, Next: next} }
-	answer := func(r moldcast.Range) {
-		a.OfferAnswer(now, epoch+moldcast.Stamp(now), 0, packet(name, r, false))
-	}
-	a.Offer(now, epoch, 0, sender, packet(name, rng(1000, 1005), false))
-	a.Offer(now, epoch, 0, sender, packet(name, rng(1005, 1010), false))
-	polled(time.Second)
+	j.line(1000, 1005)
+	j.line(1005, 1010)
+	j.polled(time.Second)
 	s := a.Sessions()[0]
 
-	a.Want(now, session("OTHER"), rng(1, 5))
-	a.Want(now, name, rng(2000, 2005)) // beyond the head
-	if got := polled(time.Second); len(got) > 0 {
+	a.Want(j.now, session("OTHER"), rng(1, 5))
+	a.Want(j.now, name, rng(2000, 2005)) // beyond the head
+	if got := j.polled(time.Second); len(got) > 0 {
 		t.Fatal("asked for ", got)
 	}
-	a.Want(now, name, rng(980, 1003))
-	if got := polled(100 * time.Millisecond); len(got) != 1 || got[0] != rng(980, 1000) {
+	a.Want(j.now, name, rng(980, 1003))
+	if got := j.polled(100 * time.Millisecond); len(got) != 1 || got[0] != rng(980, 1000) {
 		t.Fatal("asked for ", got)
 	}
 	if s.First() != 1000 || s.Missing() != 0 || s.OpenGaps() != 0 {
 		t.Fatalf("what nobody has is a gap: first %d, %d missing", s.First(), s.Missing())
 	}
-	answer(rng(500, 505)) // not asked for
-	answer(rng(980, 1001))
+	j.answer(500, 505) // not asked for
+	j.answer(980, 1001)
 	if s.First() != 1000 {
 		t.Fatalf("first %d by an answer that nobody asked for", s.First())
 	}
-	answer(rng(980, 990))
+	j.answer(980, 990)
 	if s.First() != 980 || s.Missing() != 1 {
 		t.Fatalf("first %d, %d missing", s.First(), s.Missing())
 	}
-	if got := polled(100 * time.Millisecond); len(got) == 0 || got[0] != rng(990, 1000) {
+	if got := j.polled(100 * time.Millisecond); len(got) == 0 || got[0] != rng(990, 1000) {
 		t.Fatal("asked for ", got)
 	}
-	answer(rng(990, 1000))
+	j.answer(990, 1000)
 	if s.Missing() != 0 || a.Counters().Messages != 30 {
 		t.Fatalf("%d missing, %+v", s.Missing(), a.Counters())
 	}
 
 	// Too late.
-	a.Want(now, name, rng(900, 910))
-	polled(2 * time.Second)
-	answer(rng(900, 910))
+	a.Want(j.now, name, rng(900, 910))
+	j.polled(2 * time.Second)
+	j.answer(900, 910)
 	if s.First() != 980 {
 		t.Fatal("an answer to what was asked for long ago was taken")
 	}
