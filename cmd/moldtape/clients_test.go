@@ -28,33 +28,16 @@ type moody struct {
 
 func newMoody(t *testing.T) *moody {
 	t.Helper()
-	conn, err := net.ListenUDP("udp4", &net.UDPAddr{IP: net.IPv4(127, 0, 0, 1)})
-	if err != nil {
-		t.Fatal(err)
-	}
-	m := &moody{conn: conn, asked: map[moldcast.Seq]int{}}
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
-		b := make([]byte, 64)
-		for {
-			n, from, err := conn.ReadFromUDPAddrPort(b)
-			if err != nil {
-				return
-			}
-			q, err := moldcast.ParseRequest(b[:n])
-			if err != nil {
-				continue
-			}
-			m.mu.Lock()
-			m.asked[q.First]++
-			m.mu.Unlock()
-			if m.willing.Load() {
-				_, _ = conn.WriteToUDPAddrPort(packet(q.First, min(q.Range().Next, q.First+25)), from)
-			}
+	m := &moody{asked: map[moldcast.Seq]int{}}
+	m.conn = answers(t, func(q moldcast.Request) []byte {
+		m.mu.Lock()
+		m.asked[q.First]++
+		m.mu.Unlock()
+		if !m.willing.Load() {
+			return nil
 		}
-	}()
-	t.Cleanup(func() { conn.Close(); <-done })
+		return packet(q.First, min(q.Range().Next, q.First+25))
+	})
 	return m
 }
 

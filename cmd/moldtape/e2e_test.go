@@ -229,7 +229,6 @@ type source struct {
 	t    *testing.T
 	ring moldcast.Seq // how many of the newest it answers for; 0: none
 	conn *net.UDPConn
-	stop chan struct{}
 
 	mu struct {
 		sync.Mutex
@@ -247,16 +246,34 @@ func newSource(t *testing.T, ring int, deaf float64) *source {
 // newSourceOf is newSource of other messages, of which most go into a packet.
 func newSourceOf(t *testing.T, ring int, deaf float64, most moldcast.Seq, packet func(first, next moldcast.Seq) []byte) *source {
 	t.Helper()
+	s := &source{t: t, ring: moldcast.Seq(ring)}
+	s.mu.sent = 1
+	rng := rand.New(rand.NewPCG(5, 7))
+	s.conn = answers(t, func(q moldcast.Request) []byte {
+		s.mu.Lock()
+		s.mu.seen++
+		sent := s.mu.sent
+		s.mu.Unlock()
+		if rng.Float64() < deaf || q.First >= sent || q.First+s.ring < sent {
+			return nil
+		}
+		return packet(q.First, min(q.Range().Next, sent, q.First+most))
+	})
+	return s
+}
+
+// answers reads requests until the test ends, and sends what of gives to each;
+// nil: nothing.
+func answers(t *testing.T, of func(moldcast.Request) []byte) *net.UDPConn {
+	t.Helper()
 	conn, err := net.ListenUDP("udp4", &net.UDPAddr{IP: net.IPv4(127, 0, 0, 1)})
 	if err != nil {
 		t.Fatal(err)
 	}
 	_ = conn.SetReadBuffer(4 << 20) // many channels may ask at once
-	s := &source{t: t, ring: moldcast.Seq(ring), conn: conn, stop: make(chan struct{})}
-	s.mu.sent = 1
-	rng := rand.New(rand.NewPCG(5, 7))
+	done := make(chan struct{})
 	go func() {
-		defer close(s.stop)
+		defer close(done)
 		b := make([]byte, 64)
 		for {
 			n, from, err := conn.ReadFromUDPAddrPort(b)
@@ -264,19 +281,16 @@ func newSourceOf(t *testing.T, ring int, deaf float64, most moldcast.Seq, packet
 				return
 			}
 			q, err := moldcast.ParseRequest(b[:n])
-			s.mu.Lock()
-			s.mu.seen++
-			sent := s.mu.sent
-			s.mu.Unlock()
-			if err != nil || rng.Float64() < deaf || q.First >= sent || q.First+s.ring < sent {
+			if err != nil {
 				continue
 			}
-			next := min(q.Range().Next, sent, q.First+most)
-			_, _ = conn.WriteToUDPAddrPort(packet(q.First, next), from)
+			if d := of(q); d != nil {
+				_, _ = conn.WriteToUDPAddrPort(d, from)
+			}
 		}
 	}()
-	t.Cleanup(func() { conn.Close(); <-s.stop })
-	return s
+	t.Cleanup(func() { conn.Close(); <-done })
+	return conn
 }
 
 func (s *source) addr() string { return s.conn.LocalAddr().String() }

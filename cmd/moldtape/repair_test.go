@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"encoding/json"
 	"fmt"
-	"net"
 	"strings"
 	"sync/atomic"
 	"syscall"
@@ -43,33 +42,18 @@ func holedArchive(t *testing.T) (dir string) {
 // some answers requests for what it has; the others it only counts.
 func some(t *testing.T, has func(moldcast.Seq) bool) (addr string, unanswered *atomic.Int64) {
 	t.Helper()
-	conn, err := net.ListenUDP("udp4", &net.UDPAddr{IP: net.IPv4(127, 0, 0, 1)})
-	if err != nil {
-		t.Fatal(err)
-	}
 	unanswered = new(atomic.Int64)
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
-		b := make([]byte, 64)
-		for {
-			n, from, err := conn.ReadFromUDPAddrPort(b)
-			if err != nil {
-				return
-			}
-			q, err := moldcast.ParseRequest(b[:n])
-			end := q.First
-			for err == nil && end < q.Range().Next && end < q.First+25 && has(end) {
-				end++
-			}
-			if end == q.First {
-				unanswered.Add(1)
-				continue
-			}
-			_, _ = conn.WriteToUDPAddrPort(packet(q.First, end), from)
+	conn := answers(t, func(q moldcast.Request) []byte {
+		end := q.First
+		for end < q.Range().Next && end < q.First+25 && has(end) {
+			end++
 		}
-	}()
-	t.Cleanup(func() { conn.Close(); <-done })
+		if end == q.First {
+			unanswered.Add(1)
+			return nil
+		}
+		return packet(q.First, end)
+	})
 	return conn.LocalAddr().String(), unanswered
 }
 
